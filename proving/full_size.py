@@ -28,7 +28,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "labs"))
 from moving_lab import Quota, Tally, clients, keep_moving
-from real_lab import LEDGER, ROLE, Desk
+from real_entities import LEDGER, Desk
+from real_lab import ROLE
 
 from domicile import Client, Settings
 from domicile.core.ids import ShardKey

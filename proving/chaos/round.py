@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -27,11 +25,12 @@ from domicile.testing.checkers.reading import GRACE_S, STARVED, read
 from domicile.testing.history import History
 from domicile.testing.processes.cluster import Processes
 from domicile.testing.processes.environment import Network
-from domicile.testing.processes.history import SLACK_S, RealHistory, before
+from domicile.testing.processes.history import RealHistory, before
 from domicile.testing.processes.node_process import HarnessError
 from proving.chaos.faults import Chaos, Fault
 from proving.chaos.load import MIXED, PATIENCE_S, Load
 from proving.chaos.server import EMBEDDED, ServedStore, StoreServer, answering, server_faults
+from proving.chaos.starving import felt
 from proving.chaos.tally import SERVED, Tally
 from proving.chaos.targeted import FAULTS
 
@@ -63,11 +62,6 @@ SETTINGS = Settings(
 EAGER_S = 12.0
 """How often an eager round is judged while it goes on."""
 
-PULSE_S = 0.1
-STARVED_S = SLACK_S - PULSE_S
-"""A process that wakes up so much too late did not get its share of the machine. One that stands
-still just after it was to wake up is seen only by so much less: whatever lasts longer than checkers
-allow must be felt."""
 
 UNWRITTEN_S = 1.0
 """How long a busy process may take to write down what it has stamped."""
@@ -352,35 +346,6 @@ class _Round:
     def wrong(self, rule: str, message: str) -> None:
         """Something that no checker can see."""
         self.found.append(Violation(rule, self.cluster.now(), message))
-
-
-def too_late(asked: float, at: float) -> bool:
-    """Whether who asked to wake up after `PULSE_S` did so too late."""
-    return at > asked + PULSE_S + STARVED_S
-
-
-@contextmanager
-def felt(now: Callable[[], float], late: Callable[[float, float], object]) -> Generator[None]:
-    """Feel whether the machine lets processes run, by a thread; `late` hears when it did not.
-
-    In a thread of its own, so that a loop that is busy with histories is not taken for that.
-    """
-    over = threading.Event()
-
-    def feel() -> None:
-        asked = now()
-        while not over.wait(PULSE_S):
-            if too_late(asked, at := now()):
-                late(asked, at)
-            asked = now()
-
-    thread = threading.Thread(target=feel, name="chaos-pulse", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def judged(history: History) -> list[Violation]:

@@ -13,13 +13,13 @@ from domicile.testing.checkers.order import check_order
 from domicile.testing.checkers.reading import STARVED, read
 from domicile.testing.history import Event
 from domicile.testing.processes.history import SLACK_S, RealHistory
-from proving.chaos import round as rounds
-from proving.chaos.round import STARVED_S, felt
+from proving.chaos import starving
+from proving.chaos.starving import STARVED_S, felt
 from proving.chaos.tally import Tally
 
 
 def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "PULSE_S", 0.001)
+    monkeypatch.setattr(starving, "PULSE_S", 0.001)
     heard: list[tuple[float, float]] = []
 
     def late(since: float, until: float) -> None:
@@ -48,8 +48,8 @@ def test_only_what_comes_much_too_late_is_felt(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("began", [0.0, 0.02, 0.05, 0.099])
 def test_what_stands_still_for_longer_than_checkers_allow_is_felt(began: float) -> None:
     """However long after the thread that feels it has asked to be woken up."""
-    assert rounds.too_late(0.0, began + SLACK_S + 0.001)
-    assert not rounds.too_late(0.0, rounds.PULSE_S + began)
+    assert starving.too_late(0.0, began + SLACK_S + 0.001)
+    assert not starving.too_late(0.0, starving.PULSE_S + began)
 
 
 def lost(*faults: Event) -> list[str]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
+from real_entities import Diary
 from real_lab import (
     ROLE,
-    Diary,
     acted_late,
     balanced,
     deadline,

@@ -13,18 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from real_lab import (
-    Diary,
-    Loss,
-    acted_late,
-    balanced,
-    entries,
-    fenced,
-    id_at,
-    judge,
-    mine,
-    written,
-)
+from real_entities import Diary
+from real_lab import Loss, acted_late, balanced, entries, fenced, id_at, judge, mine, written
 
 from domicile import Settings
 from domicile.testing import Processes

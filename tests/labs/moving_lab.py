@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from real_lab import ROLE, Desk, Load
+from real_entities import Desk
+from real_lab import ROLE, Load
 
 from domicile import Client, connect
 from domicile.core.ids import ShardKey

@@ -14,7 +14,8 @@ import apsw
 import asyncpg
 import pytest
 from postgres_lab import shared_server
-from real_lab import LEDGER, enter, mine, of, open_ledger, seen
+from real_entities import LEDGER, enter
+from real_lab import mine, of, open_ledger, seen
 
 from domicile import Entity, EventSourced, Rejection, Settings, handler
 from domicile.errors import MaybeExecuted

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from real_lab import Clerk, balanced, run
+from real_entities import Clerk
+from real_lab import balanced, run
 
 from domicile import ConfigError, EventSourced, Node, Settings, handler
 from domicile.core.ids import Incarnation, ShardKey

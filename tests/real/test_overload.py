@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from real_lab import enter, open_ledger, run, seen
+from real_entities import enter
+from real_lab import open_ledger, run, seen
 
 from domicile import (
     Client,

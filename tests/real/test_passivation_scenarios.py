@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from lines_lab import whole_lines
-from real_lab import LEDGER, balanced, enter, judge, nothing_lost, open_ledger, run
+from real_entities import LEDGER, enter
+from real_lab import balanced, judge, nothing_lost, open_ledger, run
 
 from domicile import Entity, Settings, handler
 from domicile.core.ids import ShardKey

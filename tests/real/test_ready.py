@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from real_lab import Diary, balanced, run
+from real_entities import Diary
+from real_lab import balanced, run
 
 from domicile import Entity, Node, Settings, handler
 from domicile.observe.readiness import ProbeAnswer

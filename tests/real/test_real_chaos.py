@@ -10,18 +10,8 @@ from pathlib import Path
 
 import pytest
 from moving_lab import LEAVERS, leave_under_load, leavers
-from real_lab import (
-    Desk,
-    Diary,
-    balanced,
-    deadline,
-    fault_at,
-    judge,
-    nothing_lost,
-    of,
-    open_ledger,
-    run,
-)
+from real_entities import Desk, Diary
+from real_lab import balanced, deadline, fault_at, judge, nothing_lost, of, open_ledger, run
 
 from domicile import MaybeExecuted, Settings
 from domicile.core.ids import Incarnation

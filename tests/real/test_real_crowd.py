@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from real_lab import ROLE, Diary, run
+from real_entities import Diary
+from real_lab import ROLE, run
 
 from domicile import Settings, connect
 from domicile.core.ids import ShardKey

@@ -10,9 +10,8 @@ from collections import Counter
 from typing import Literal
 
 import pytest
+from real_entities import Clerk, Diary
 from real_lab import (
-    Clerk,
-    Diary,
     Loss,
     balanced,
     deadline,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from moving_lab import LEAVERS, Tally, Verdict, clients, keep_moving, leave_under_load, leavers
-from real_lab import Desk, Load, balanced, judge, nothing_lost, of, open_ledger, run
+from real_entities import Desk
+from real_lab import Load, balanced, judge, nothing_lost, of, open_ledger, run
 
 from domicile import Settings
 from domicile.testing import Event, Processes

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from real_lab import ROLE, Diary, judge, run
+from real_entities import Diary
+from real_lab import ROLE, judge, run
 
 from domicile import Settings
 from domicile.core.ids import NOBODY, Incarnation, ShardKey

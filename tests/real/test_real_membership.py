@@ -7,7 +7,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from real_lab import Diary, Loss, balanced, fault_at, judge, mine, of, run, within_each_time
+from real_entities import Diary
+from real_lab import Loss, balanced, fault_at, judge, mine, of, run, within_each_time
 
 from domicile import Settings
 from domicile.core.ids import Incarnation, ShardKey

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from backends_lab import SERVERS
 from hosts_lab import all_renew, needs_namespaces
-from real_lab import Diary, balanced, judge, run, written
+from real_entities import Diary
+from real_lab import balanced, judge, run, written
 from redis_lab import free_port
 
 from domicile import Node, Settings, connect

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from real_lab import ROLE, Desk, Load, judge, nothing_lost, open_ledger, run
+from real_entities import Desk
+from real_lab import ROLE, Load, judge, nothing_lost, open_ledger, run
 
 from domicile import Settings, connect
 from domicile.core.ids import ShardKey

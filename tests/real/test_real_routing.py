@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from real_lab import ROLE, Diary, balanced, judge, nothing_lost, of, run
+from real_entities import Diary
+from real_lab import ROLE, balanced, judge, nothing_lost, of, run
 
 from domicile import Client, Settings, connect
 from domicile.core.ids import ShardKey

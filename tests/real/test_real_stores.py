@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 from backends_lab import SERVERS, StoreServer
+from real_entities import Diary
 from real_lab import (
-    Diary,
     Loss,
     acted_late,
     balanced,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from real_lab import Diary, balanced, judge, nothing_lost, run
+from real_entities import Diary
+from real_lab import balanced, judge, nothing_lost, run
 
 from domicile import Settings
 from domicile.testing import Processes

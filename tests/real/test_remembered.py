@@ -13,7 +13,8 @@ import failing_journal
 import pytest
 from failing_journal import CALLS, Faults
 from postgres_lab import shared_server
-from real_lab import enter, open_ledger, seen
+from real_entities import enter
+from real_lab import open_ledger, seen
 
 from domicile import EventSourced, MaybeExecuted, Settings, handler
 from domicile.backends import OpenOptions

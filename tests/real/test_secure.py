@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import pytest
 from certificates_lab import EARLY, EXPIRED, Authority, Files
-from real_lab import Diary, balanced, run
+from real_entities import Diary
+from real_lab import balanced, run
 
 from domicile import Client, ConfigError, DomicileError, Node, Settings, Unavailable, connect
 from domicile.core.ids import NOBODY, Incarnation

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 import postgres_lab
 import pytest
 import redis_lab
-from real_lab import Diary, acted_late, balanced, id_at, judge, mine, run, written
+from real_entities import Diary
+from real_lab import acted_late, balanced, id_at, judge, mine, run, written
 
 from domicile import Settings
 from domicile.backends.registry import store_backend

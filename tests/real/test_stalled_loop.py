@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from real_lab import balanced, deadline, enter, judge, lives, of, open_ledger, run, seen
+from real_entities import enter
+from real_lab import balanced, deadline, judge, lives, of, open_ledger, run, seen
 
 from domicile import Entity, EventSourced, MaybeExecuted, Node, Settings, connect, handler
 from domicile.backends.wiring import open_backends

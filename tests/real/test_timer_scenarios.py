@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from lines_lab import whole_lines
-from real_lab import LEDGER, balanced, enter, judge, open_ledger, run
+from real_entities import LEDGER, enter
+from real_lab import balanced, judge, open_ledger, run
 from room_lab import cell_of, move
 
 from domicile import Entity, NotExecuted, Settings, handler

@@ -8,9 +8,12 @@ import sys
 import pytest
 
 import domicile
+import domicile.testing
 
 LATE = ("asyncio", "msgspec", "apsw", "ssl", "domicile.node", "domicile.core", "domicile.entity")
 """Heavy modules that the bare package must not import."""
+
+SIMULATOR = ("domicile.testing.sim", "domicile.testing.checkers", "domicile.testing.single_entity")
 
 STORES = ("apsw", "importlib.metadata", "domicile.stores.sqlite.store")
 
@@ -29,6 +32,7 @@ def loaded_by(line: str) -> list[str]:
         ("import domicile", LATE),
         ("from domicile import Entity, handler", ("asyncio", "apsw", "ssl", "domicile.node")),
         ("from domicile import Node, connect", STORES),
+        ("import domicile.testing.processes.member_process", SIMULATOR),
     ],
 )
 def test_an_import_leaves_what_it_does_not_need(line: str, unwanted: tuple[str, ...]) -> None:
@@ -38,8 +42,9 @@ def test_an_import_leaves_what_it_does_not_need(line: str, unwanted: tuple[str, 
 
 
 def test_every_public_name_is_found_where_it_is_defined() -> None:
-    for name in domicile.__all__:
-        assert getattr(domicile, name).__module__.startswith("domicile.")
-    assert set(domicile.__all__) <= set(dir(domicile))
+    for package in (domicile, domicile.testing):
+        for name in package.__all__:
+            assert getattr(package, name).__module__.startswith("domicile.")
+        assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="has no attribute 'Nod'"):
         _ = domicile.Nod  # type: ignore[attr-defined]  # pyright: ignore
