@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from domicile import config
@@ -213,8 +213,9 @@ class SyncGroup:
         group = self._client.grouped(self.name)
 
         async def follow() -> None:
-            async for found in group.primaries():
-                told(found)
+            async with aclosing(group.primaries()) as primaries:
+                async for found in primaries:
+                    told(found)
 
         async def begin() -> asyncio.Task[None]:
             return asyncio.create_task(follow(), name="domicile-primary-course")

@@ -17,9 +17,16 @@ import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from typing import Protocol
 
+from domicile.errors import Unavailable
 from domicile.failover.following import Group, Primary
 
 REPEAT_S = 15.0
@@ -48,6 +55,9 @@ class PrimaryCourse:
     async def primary(self) -> Primary:
         """The primary, read from the store now; `Unavailable` if there is none in time."""
         if self._following is not None and self._following.done():
+            if self._following.cancelled():
+                # The block has ended. Its cancellation is not that of the caller's task.
+                raise Unavailable("this client was closed; nothing was sent")
             self._following.result()
         found = await self._group.primary()
         self.epoch = max(self.epoch, found.epoch)
@@ -56,13 +66,14 @@ class PrimaryCourse:
     async def follow(self) -> None:
         """Hear of each new primary until cancelled."""
         last = 0
-        async for found in self._group.primaries():
-            self.epoch = max(self.epoch, found.epoch)
-            if last < found.epoch:
-                if last:
-                    await asyncio.sleep(LATE_S)
-                last = found.epoch
-                await self._ended()
+        async with aclosing(self._group.primaries()) as primaries:
+            async for found in primaries:
+                self.epoch = max(self.epoch, found.epoch)
+                if last < found.epoch:
+                    if last:
+                        await asyncio.sleep(LATE_S)
+                    last = found.epoch
+                    await self._ended()
 
     @asynccontextmanager
     async def followed(self) -> AsyncGenerator[None]:
@@ -101,7 +112,8 @@ class Lifeline:
     def __init__(self, number: int) -> None:
         # The family does not matter to what is done here.
         self._socket = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
-        self._lock = threading.Lock()
+        # As that of the course.
+        self._lock = threading.RLock()
 
     def end(self) -> None:
         """Nothing is sent or received any more. Who waits for an answer finds the end."""
@@ -119,7 +131,8 @@ class SyncPrimaryCourse:
 
     def __init__(self, group: BlockingGroup) -> None:
         self._group = group
-        self._lock = threading.Lock()
+        # The garbage collector closes a connection in any thread, also in one that holds this.
+        self._lock = threading.RLock()
         self._open: dict[Lifeline, int] = {}
         self._late: threading.Timer | None = None
         self._check: Callable[[], None] = lambda: None
@@ -159,7 +172,7 @@ class SyncPrimaryCourse:
     def _end_old(self) -> None:
         with self._lock:
             self._late = None
-            for lifeline, epoch in self._open.items():
+            for lifeline, epoch in list(self._open.items()):
                 if epoch < self.epoch:
                     lifeline.end()
 
