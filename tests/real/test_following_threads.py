@@ -18,7 +18,7 @@ from groups_lab import named, write
 from postgres_lab import PostgresServer, shared_server
 from redis import Redis
 from redis.exceptions import ConnectionError as NotConnected
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ReadOnlyError, WatchError
 from valkey_lab import open_servers, program
 
 from domicile import Unavailable, connect, connect_sync
@@ -176,6 +176,55 @@ def test_a_redis_client_of_threads_never_repeats_what_may_have_run(tmp_path: Pat
                     await asyncio.to_thread(redis.incr, "counted")
                 assert proxy.lost == 1
                 assert await asyncio.to_thread(redis.get, "counted") == b"1"
+
+    asyncio.run(scenario())
+
+
+@no_valkey
+def test_a_transaction_of_threads_does_not_lose_its_watch_or_its_start(tmp_path: Path) -> None:
+    """FO-15: on another connection nothing is watched, and no MULTI has begun."""
+    path = tmp_path / "s.db"
+
+    async def scenario() -> None:
+        bin = program()
+        assert bin is not None
+        async with open_servers(bin, 2) as servers:
+            one, two = servers.ports
+            url = await asyncio.to_thread(write, path, named("s1", 3, one, two))
+            for number in (0, 1):
+                await servers.driver(number).promote(3)
+                await servers.unlock(number, 3)
+            async with follows_redis(url) as redis:
+
+                def begin() -> tuple[Any, Redis]:
+                    watching, own = redis.pipeline(), redis.client()
+                    watching.watch("watched")
+                    own.execute_command("MULTI")
+                    return watching, own
+
+                def end(watching: Any, own: Redis) -> None:
+                    watching.multi()
+                    watching.set("watched", "1")
+                    with pytest.raises(WatchError):
+                        watching.execute()
+                    with pytest.raises(NotConnected, match="nothing was sent"):
+                        own.set("begun", "1")
+                    # The one that has told so goes on, at the next primary.
+                    assert own.info("server")["tcp_port"] == two  # type: ignore[index]
+
+                watching, own = await asyncio.to_thread(begin)
+                await asyncio.to_thread(write, path, named("s2", 4, one, two))
+
+                async def moved() -> bool:
+                    found = await asyncio.to_thread(redis.info, "server")
+                    return bool(found["tcp_port"] == two)
+
+                await until(moved, "the news is there")
+                await asyncio.to_thread(end, watching, own)
+                for number in (0, 1):
+                    assert not await servers.has(number, "watched")
+                    assert not await servers.has(number, "begun")
+                await asyncio.to_thread(own.close)
 
     asyncio.run(scenario())
 

@@ -56,21 +56,25 @@ class _ToPrimary(redis.asyncio.Connection):
         self._epoch = 0
         self._refused = False
         """Whether the server has shown that it is no primary any more."""
+        self._lost = False
+        """Whether it was ended, perhaps in somebody's hands, and that was not told yet."""
 
     @property
     def _leads(self) -> bool:
         return self._epoch == self._course.epoch and not self._refused
 
-    async def connect(self) -> None:
+    async def connect_check_health(
+        self, check_health: bool = True, retry_socket_connect: bool = True
+    ) -> None:
         """Open it to the primary of now; nothing if it is open."""
         if self.is_connected and self._leads:
             return
         await self.disconnect()
-        self._refused = False
+        self._refused = self._lost = False
         found = await self._course.primary()
         self.host, self.port, self._epoch = found.host, found.port, found.epoch
         try:
-            await super().connect()  # type: ignore[no-untyped-call]
+            await super().connect_check_health(check_health, retry_socket_connect)  # type: ignore[no-untyped-call]
         except (NotConnected, NoAnswer) as error:
             raise NothingSent(f"the primary took no connection: {error}") from error
         self._opened[self] = None
@@ -84,11 +88,16 @@ class _ToPrimary(redis.asyncio.Connection):
         """End it if there is another primary by now."""
         if self._epoch < self._course.epoch:
             await self.disconnect(nowait=True)
+            self._lost = True
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Send, unless another primary has been announced since it was opened."""
-        if self.is_connected and not self._leads:
+        """Send, unless another primary has been announced since it was opened.
+
+        redis-py would open it again: what was watched or begun on it would be lost without a word.
+        """
+        if self._lost or (self.is_connected and not self._leads):
             await self.disconnect()
+            self._lost = False
             raise NothingSent("another primary was announced; nothing was sent. Retry is safe")
         await super().send_packed_command(command, check_health)
 
@@ -137,6 +146,9 @@ class FollowingRedis(redis.asyncio.Redis):
         """As redis-py's: one command, on any connection."""
         # redis-py leaves the type of an answer open.
         call = cast("Any", super().execute_command)  # pyright: ignore[reportUnknownMemberType]
+        if self.single_connection_client:
+            # Commands before it may have begun what this one belongs to, as MULTI.
+            return await call(*args, **options)
         return await _repeated(lambda: call(*args, **options), _nothing_ran, self.repeat_s)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
@@ -290,6 +302,9 @@ class SyncFollowingRedis(redis.Redis):
         """As redis-py's: one command, on any connection."""
         # redis-py leaves the type of an answer open.
         call = cast("Any", super().execute_command)  # pyright: ignore[reportUnknownMemberType]
+        if self.connection is not None:
+            # As that of the event loop.
+            return call(*args, **options)
         return _repeated_sync(lambda: call(*args, **options), _nothing_ran, self.repeat_s)
 
     def pipeline(
