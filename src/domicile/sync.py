@@ -234,11 +234,14 @@ class SyncGroup:
             if following.done():
                 following.result()
 
+        process = os.getpid()
         try:
             yield check
         finally:
-            with suppress(Unavailable):
-                self._asked(end)
+            # A fork does not have the thread that follows.
+            if os.getpid() == process:
+                with suppress(Unavailable):
+                    self._asked(end)
 
     def _asked(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         try:

@@ -7,8 +7,9 @@ server it names is what the test says.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import ReadOnlyError, WatchError
 from valkey_lab import open_servers, program
 
-from domicile import Unavailable, connect, connect_sync
+from domicile import ConfigError, Unavailable, connect, connect_sync
 from domicile.failover.clients.redis import follow_redis_sync
 from domicile.testing.suites.byte_proxy import ByteProxy
 
@@ -503,3 +504,38 @@ def test_psycopg_tells_at_once_that_a_password_is_wrong(world: World) -> None:
                     await pool.execute("SELECT 1")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_leaves_the_sessions_of_psycopg_to_the_process_before(tmp_path: Path) -> None:
+    """Both would send on them. What the fork did at the end of its blocks would end them."""
+    from domicile.failover.clients.psycopg import follow_psycopg_sync
+
+    server = shared_server()
+    database = server.new_database()
+    url = write(tmp_path / "s.db", named("s1", 3, server.port))
+    with psycopg.connect(database, autocommit=True) as own, ExitStack() as stack:
+        own.execute("CREATE TABLE kept (x int)")
+        client = stack.enter_context(connect_sync(url))
+        pool = stack.enter_context(follow_psycopg_sync(client.group("orders"), database))
+        asked = "SELECT pg_backend_pid()"
+        free = pool.connection()
+        connection = stack.enter_context(pool.connection())
+        with free as other:
+            session = other.execute(asked).fetchone()
+        connection.execute("INSERT INTO kept VALUES (1)")
+        child = os.fork()
+        if child == 0:
+            told = 1
+            try:
+                pool.execute("INSERT INTO kept VALUES (2)")
+            except ConfigError:
+                stack.close()
+                told = 0
+            finally:
+                os._exit(told)
+        assert os.waitpid(child, 0)[1] == 0
+        connection.execute("INSERT INTO kept VALUES (3)")
+        assert pool.execute(asked).fetchone() == session
+        stack.close()
+        assert own.execute("SELECT x FROM kept ORDER BY x").fetchall() == [(1,), (3,)]

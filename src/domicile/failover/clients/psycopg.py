@@ -12,6 +12,7 @@ may have run is never repeated here.
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import threading
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
@@ -159,6 +160,12 @@ class SyncFollowingPsycopg:
         self._lock = threading.Lock()
         self._free: list[_Kept[psycopg.Connection[Any]]] = []
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this process is a fork: the connections are those of the process before."""
+        return os.getpid() != self._process
 
     def execute(
         self, query: Query, params: Params | None = None, **options: Any
@@ -194,14 +201,17 @@ class SyncFollowingPsycopg:
             try:
                 yield connection
             except BaseException:
-                with suppress(psycopg.Error):
-                    connection.rollback()
+                if not self._forked:
+                    with suppress(psycopg.Error):
+                        connection.rollback()
                 raise
-            if not connection.closed or connection.broken:
+            if not self._forked and (not connection.closed or connection.broken):
                 connection.commit()
 
     def close(self) -> None:
         """Close those that nobody uses; the others close when they are given back."""
+        if self._forked:
+            return
         with self._lock:
             self._closed = True
             free, self._free = self._free, []
@@ -210,6 +220,11 @@ class SyncFollowingPsycopg:
 
     @contextmanager
     def _lent(self, until: float) -> Generator[psycopg.Connection[Any]]:
+        if self._forked:
+            raise ConfigError(
+                "this client was made before this process was forked, and its connections are "
+                "those of the process before: make one in this process. Nothing was sent"
+            )
         if not self._places.acquire(timeout=self._wait_s):
             raise _none_free(self._max_size, self._wait_s)
         try:
@@ -251,6 +266,8 @@ class SyncFollowingPsycopg:
         return kept
 
     def _given_back(self, kept: _Kept[psycopg.Connection[Any]]) -> None:
+        if self._forked:
+            return
         if kept.rests and kept.epoch == self._course.epoch:
             with self._lock:
                 if not self._closed:
