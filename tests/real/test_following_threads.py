@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 from groups_lab import named, write
@@ -24,6 +31,7 @@ from valkey_lab import open_servers, program
 
 from domicile import ConfigError, Unavailable, connect, connect_sync
 from domicile.failover.clients.redis import follow_redis_sync
+from domicile.failover.following import Group, Primary
 from domicile.testing.suites.byte_proxy import ByteProxy
 
 psycopg = pytest.importorskip("psycopg", reason="no libpq here", exc_type=ImportError)
@@ -539,3 +547,74 @@ def test_a_fork_leaves_the_sessions_of_psycopg_to_the_process_before(tmp_path: P
         assert pool.execute(asked).fetchone() == session
         stack.close()
         assert own.execute("SELECT x FROM kept ORDER BY x").fetchall() == [(1,), (3,)]
+
+
+class OneBehind:
+    """A group whose store answers a read that began before the newest news."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.epoch = port, 3
+        self.reads = 0
+
+    def named(self) -> Primary:
+        address = f"127.0.0.1:{self.port}"
+        return Primary("orders", "s1", address, self.epoch, datetime.now(UTC))
+
+    def primary(self, *, wait_s: float | None = None) -> Primary:
+        found = self.named()
+        self.reads += 1
+        self.epoch = 4
+        return found
+
+    @contextmanager
+    def followed(self, told: Callable[[Primary], None]) -> Iterator[Callable[[], None]]:
+        self.epoch = 4
+        told(self.named())
+        self.epoch = 3
+        yield lambda: None
+
+
+class OneBehindOnLoop(OneBehind):
+    """As `OneBehind`, for the event loop."""
+
+    async def primary(self, *, wait_s: float | None = None) -> Primary:  # type: ignore[override]
+        return super().primary()
+
+    async def primaries(self) -> AsyncIterator[Primary]:
+        self.epoch = 4
+        found = self.named()
+        self.epoch = 3
+        yield found
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+def test_psycopg_sends_nothing_to_a_primary_that_was_replaced_while_it_connected(
+    kind: str,
+) -> None:
+    """Its connection ends before anything is sent, so the statement goes to the next one."""
+    from domicile.failover.clients.psycopg import follow_psycopg, follow_psycopg_sync
+
+    server = shared_server()
+    database = server.new_database()
+
+    def threads() -> None:
+        group = OneBehind(server.port)
+        with follow_psycopg_sync(group, database) as pool:
+            assert pool.execute("SELECT 1").fetchall() == [(1,)]
+        assert group.reads == 2
+
+    async def loop() -> None:
+        group = OneBehindOnLoop(server.port)
+        async with follow_psycopg(cast("Group", group), database) as pool:
+            async with asyncio.timeout(PATIENCE_S):
+                while pool._course.epoch < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            found = await pool.execute("SELECT 1")
+            assert await found.fetchall() == [(1,)]
+        assert group.reads == 2
+
+    if kind == "loop":
+        asyncio.run(loop())
+    else:
+        threads()

@@ -129,6 +129,11 @@ def _none_free(most: int, waited_s: float) -> Unavailable:
     )
 
 
+def _replaced() -> psycopg.OperationalError:
+    said = "another primary was announced meanwhile; nothing was sent. Retry is safe"
+    return psycopg.OperationalError(said)
+
+
 class _Login:
     """What a connection is made with, but for the server's place."""
 
@@ -263,6 +268,9 @@ class SyncFollowingPsycopg:
         primary = self._course.primary()
         kept = _Kept(psycopg.Connection[Any].connect(**self._login.to(primary)), primary.epoch)
         self._course.opened(kept.lifeline, kept.epoch)
+        if kept.epoch < self._course.epoch:
+            self._discard(kept)
+            raise _replaced()
         return kept
 
     def _given_back(self, kept: _Kept[psycopg.Connection[Any]]) -> None:
@@ -379,7 +387,9 @@ class FollowingPsycopg:
         login = self._login.to(primary)
         kept = _Kept(await psycopg.AsyncConnection[Any].connect(**login), primary.epoch)
         self._open[kept] = None
-        await self.end_former()
+        if kept.epoch < self._course.epoch:
+            await self._discard(kept)
+            raise _replaced()
         return kept
 
     async def _given_back(self, kept: _Kept[psycopg.AsyncConnection[Any]]) -> None:
