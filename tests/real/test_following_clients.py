@@ -285,3 +285,32 @@ def test_a_pool_of_asyncpg_stays_with_the_primary(tmp_path: Path) -> None:
                     assert await pool.fetchval("SELECT 3") == 3
 
     asyncio.run(scenario())
+
+
+def test_a_pool_of_asyncpg_gives_no_connection_of_a_former_primary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way there may still be refused; what begins goes to the next one."""
+    path = tmp_path / "s.db"
+    database = shared_server().new_database()
+    port = int(database.rpartition("/")[0].rpartition(":")[2])
+    monkeypatch.setattr(primary_course, "LATE_S", 600.0)
+    session = "SELECT pg_backend_pid()"
+
+    async def scenario() -> None:
+        url = await asyncio.to_thread(write, path, named("s1", 3, port, port))
+        async with (
+            connect(url) as client,
+            follow_asyncpg(client.group("orders"), dsn=database) as pool,
+            pool.acquire() as held,
+        ):
+            under_way = await held.fetchval(session)
+            before = await pool.fetchval(session)
+            assert await pool.fetchval(session) == before
+            await asyncio.to_thread(write, path, named("s2", 4, port, port))
+            async with asyncio.timeout(60):
+                while await pool.fetchval(session) == before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert await held.fetchval(session) == under_way
+
+    asyncio.run(scenario())

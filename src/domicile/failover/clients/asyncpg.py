@@ -141,7 +141,10 @@ async def follow_asyncpg(
             raise ConnectionResetError("another primary was announced meanwhile; connect again")
         return connection
 
-    course = PrimaryCourse(group, ended)
+    async def replaced() -> None:
+        await made.expire_connections()
+
+    course = PrimaryCourse(group, ended, replaced)
     # The pool connects when it is used: there may be no primary yet.
     options.setdefault("min_size", 0)
     every = signature(asyncpg.create_pool).parameters.values()

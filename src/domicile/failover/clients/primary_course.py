@@ -39,15 +39,22 @@ LATE_S = 0.5
 """How long the primary of before may still answer what was sent to it, once there is another."""
 
 ALONE = re.compile(r"\s*(insert|update|delete|merge|select|with|values|table)\b[^;]*;?\s*", re.I)
-"""One statement that is one transaction: refused, it did nothing. `CALL` and `DO` may commit."""
+"""One statement that is one transaction: refused, it did nothing in the database. `CALL` and `DO` may
+commit. What a function did outside of the database before it was refused is done again."""
 
 
 class PrimaryCourse:
     """The newest primary that this program has heard of."""
 
-    def __init__(self, group: Group, ended: Callable[[], Awaitable[None]]) -> None:
-        """`ended`: connections of earlier epochs must end."""
-        self._group, self._ended = group, ended
+    def __init__(
+        self,
+        group: Group,
+        ended: Callable[[], Awaitable[None]],
+        replaced: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`replaced`: there is a later epoch, so connections of earlier ones get nothing more.
+        `ended`: those must end now."""
+        self._group, self._ended, self._replaced = group, ended, replaced
         self._following: asyncio.Task[None] | None = None
         self.epoch = 0
         """Grows with each change of primary. A connection of an earlier one must not be used."""
@@ -60,15 +67,21 @@ class PrimaryCourse:
                 raise Unavailable("this client was closed; nothing was sent")
             self._following.result()
         found = await self._group.primary()
-        self.epoch = max(self.epoch, found.epoch)
+        await self._note(found)
         return found
+
+    async def _note(self, found: Primary) -> None:
+        if self.epoch < found.epoch:
+            self.epoch = found.epoch
+            if self._replaced is not None:
+                await self._replaced()
 
     async def follow(self) -> None:
         """Hear of each new primary until cancelled."""
         last = 0
         async with aclosing(self._group.primaries()) as primaries:
             async for found in primaries:
-                self.epoch = max(self.epoch, found.epoch)
+                await self._note(found)
                 if last < found.epoch:
                     if last:
                         await asyncio.sleep(LATE_S)
