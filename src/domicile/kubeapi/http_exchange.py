@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import ssl
 import tempfile
@@ -65,6 +66,7 @@ class HttpExchange:
         where = urlsplit(credentials.server)
         try:
             self._host, port = where.hostname or "", where.port
+            self._host.encode("idna")  # as when it is looked up
         except ValueError as error:
             raise ConfigError(f"{credentials.server} is no address: {error}") from error
         self._port = port or (80 if self._tls is None else 443)
@@ -120,12 +122,11 @@ class HttpExchange:
 
     async def _connected(self) -> _Connection:
         """A connection that is there, else a new one."""
-        if self._closed:
-            raise RuntimeError(f"the exchange with {self.server} was closed")
+        self._check_open()
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            if loop.time() - connection.used_at < KEEP_S and not connection.closing:
+            if loop.time() - connection.used_at < KEEP_S and connection.silent:
                 return connection
             connection.abort()
         try:
@@ -135,7 +136,16 @@ class HttpExchange:
             why = str(error) or f"none within {CONNECT_S:.0f} s"
             raise BrokenExchange(f"no connection: {why}", sent=False) from error
         self._open[made] = None
+        try:
+            self._check_open()
+        except RuntimeError:
+            made.abort()
+            raise
         return made
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the exchange with {self.server} was closed")
 
     async def _dialled(self, loop: asyncio.AbstractEventLoop) -> _Connection:
         """A name may stand for several addresses: each gets its part of the time that is left."""
@@ -254,9 +264,13 @@ class _Connection(asyncio.Protocol):
     # What an exchange calls.
 
     @property
-    def closing(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._transport is None or self._transport.is_closing()
+    def silent(self) -> bool:
+        """Whether it can take a request: it is open, and nothing has arrived on it since its last
+        one, not even what the loop has not seen yet. That would be its end, or no answer to us."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        return not _readable(transport.get_extra_info("socket").fileno())
 
     def send(self, head: h11.Request, body: bytes) -> None:
         """Send a request. Nothing is waited for."""
@@ -322,6 +336,14 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         return self._ended
+
+
+def _readable(number: int) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([number], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _HttpAnswer:

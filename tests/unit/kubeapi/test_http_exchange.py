@@ -7,12 +7,13 @@ import asyncio
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
-from http_lab import HttpServer, served
+from http_lab import ANSWER, HttpServer, served
 
 from domicile.errors import ConfigError, Fenced
 from domicile.kubeapi import http_exchange
@@ -318,3 +319,89 @@ def test_a_token_that_is_no_header_is_never_shown() -> None:
             assert not server.received
 
     run(scenario())
+
+
+class HeldServer:
+    """A server whose connections the test itself answers and ends, between two turns of the
+    client's loop."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.connection = socket.socket()
+
+    async def answers(self, asking: Awaitable[tuple[int, bytes]]) -> tuple[int, bytes]:
+        """The answer to the first request of the next connection."""
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        task = asyncio.ensure_future(asking)
+        accepting = asyncio.ensure_future(loop.sock_accept(self._socket))
+        async with asyncio.timeout(60):
+            await asyncio.wait({task, accepting}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                accepting.cancel()
+                return await task
+            self.connection, _ = await accepting
+            self.connection.setblocking(False)
+            await loop.sock_recv(self.connection, 1 << 16)
+            await loop.sock_sendall(self.connection, ANSWER)
+            return await task
+
+    def close(self) -> None:
+        self.connection.close()
+        self._socket.close()
+
+
+@pytest.mark.parametrize(
+    "news", [b"", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"]
+)
+def test_a_kept_connection_with_news_that_the_loop_has_not_seen_is_not_used(news: bytes) -> None:
+    """Else a write has no answer, or it has one to no request, and nobody knows whether it ran."""
+
+    async def scenario() -> None:
+        server = HeldServer()
+        exchange = HttpExchange(Credentials(server.url))
+        try:
+            assert await server.answers(asked(exchange, "/first")) == (200, b"{}")
+            before = server.connection
+            # A network's delay is nothing here: what is sent has arrived.
+            before.sendall(news)
+            if not news:
+                before.shutdown(socket.SHUT_WR)
+            assert await server.answers(asked(exchange, "/second", "POST")) == (200, b"{}")
+            with before, suppress(ConnectionResetError):
+                assert before.recv(1) == b"", "nothing was sent on it"
+        finally:
+            await exchange.close()
+            server.close()
+
+    run(scenario())
+
+
+def test_what_waits_for_a_connection_while_the_exchange_is_closed_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        found = asyncio.Event()
+
+        async def resolved(_: object) -> list[str]:
+            await found.wait()
+            return ["127.0.0.1"]
+
+        monkeypatch.setattr(exchange, "_addresses", resolved)
+        late = asyncio.create_task(asked(exchange, "/late", "POST"))
+        await asyncio.sleep(0)
+        await exchange.close()
+        found.set()
+        with pytest.raises(RuntimeError, match="was closed"):
+            await late
+        await until_none_is_left(exchange)
+        assert not server.received
+
+    on_a_server(body)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 70])
+def test_an_address_that_can_be_no_name_is_told_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        HttpExchange(Credentials(f"https://{name}:6443"))
