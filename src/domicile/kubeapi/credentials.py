@@ -60,9 +60,16 @@ class Credentials:
 
     async def bearer_now(self) -> str:
         """As `bearer`; a plugin runs in a thread."""
-        if self.plugin is None or self.plugin.ready:
-            return self.bearer()
-        return await asyncio.to_thread(self.bearer)
+        return (await self.shown_now())[0]
+
+    async def shown_now(self) -> tuple[str, bytes, bytes]:
+        """The token, the certificate and its key; a plugin runs in a thread. They are of one answer
+        of its program: the server may refuse that to another request at any moment."""
+        if self.plugin is None:
+            return self.bearer(), self.certificate, self.key
+        given = self.plugin.kept or await asyncio.to_thread(self.plugin.credential)
+        pair = given.client_certificate_data.encode(), given.client_key_data.encode()
+        return given.token, *pair
 
     def pair(self) -> tuple[bytes, bytes]:
         """The certificate to show and its key; empty if there is none."""

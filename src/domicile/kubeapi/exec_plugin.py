@@ -71,9 +71,10 @@ class ExecPlugin:
         return f"ExecPlugin({self.command!r})"
 
     @property
-    def ready(self) -> bool:
-        """Whether `credential` answers without running the program."""
-        return self._given is not None and self._given.good()
+    def kept(self) -> ExecStatus | None:
+        """What the program gave, if that is still good. The program is not run."""
+        given = self._given
+        return given if given is not None and given.good() else None
 
     def credential(self) -> ExecStatus:
         """What the program gave; it is run if that has ended. This blocks: ask from a thread."""

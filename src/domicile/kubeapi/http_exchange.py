@@ -129,13 +129,14 @@ class HttpExchange:
             if loop.time() - connection.used_at < KEEP_S and connection.silent:
                 return connection
             connection.abort()
+        shown = self._shown
         try:
             async with asyncio.timeout(CONNECT_S):
                 made = await self._dialled(loop)
         except OSError as error:
             why = str(error) or f"none within {CONNECT_S:.0f} s"
             raise BrokenExchange(f"no connection: {why}", sent=False) from error
-        self._open[made] = None
+        self._open[made], made.shown = None, shown
         try:
             self._check_open()
         except RuntimeError:
@@ -175,7 +176,7 @@ class HttpExchange:
         now = asyncio.get_running_loop().time()
         while self._idle and now - self._idle[0].used_at >= KEEP_S:
             self._idle.popleft().abort()
-        if connection.ready_again():
+        if connection.ready_again() and connection.shown == self._shown:
             connection.used_at = now
             self._idle.append(connection)
         else:
@@ -195,14 +196,18 @@ class HttpExchange:
         if credentials.plugin is None:
             return credentials.bearer()
         try:
-            token = await credentials.bearer_now()
+            token, certificate, key = await credentials.shown_now()
         except ConfigError as error:
             # It worked before, and may work again: a later attempt asks once more.
             raise BrokenExchange(str(error), sent=False) from error
-        certificate, key = credentials.pair()
         if self._tls is not None and certificate != self._shown:
-            # New connections show the new one.
-            load_pair(self._tls, certificate, key)
+            # New connections show the new one; those that are in use end after their answer.
+            try:
+                load_pair(self._tls, certificate, key)
+            except (ssl.SSLError, ValueError) as error:
+                credentials.plugin.forget()
+                said = f"the certificate for {self.server} can't be used: {error}"
+                raise BrokenExchange(said, sent=False) from error
             self._shown = certificate
             self._drop_idle()
         return token
@@ -231,6 +236,8 @@ class _Connection(asyncio.Protocol):
         self._news: asyncio.Future[None] | None = None
         self.used_at = loop.time()
         """When its last request ended."""
+        self.shown = b""
+        """The certificate that it showed."""
 
     # What the loop calls.
 

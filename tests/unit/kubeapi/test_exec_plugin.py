@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from domicile.errors import ConfigError
 from domicile.kube.certificates import made_certificates
 from domicile.kubeapi.credentials import Credentials, find_credentials
 from domicile.kubeapi.exchange import ApiRequest, BrokenExchange
+from domicile.kubeapi.exec_plugin import ExecPlugin, ExecStatus
 from domicile.kubeapi.http_exchange import HttpExchange
 
 V1 = "client.authentication.k8s.io/v1"
@@ -198,6 +200,59 @@ def test_a_program_gives_a_certificate_and_then_another_one(tmp_path: Path) -> N
             assert not idle
         finally:
             await exchange.close()
+
+    asyncio.run(body())
+
+
+def test_a_program_never_runs_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the server refuses what it gave, to another request, before that was used."""
+    plugin = Plugin(tmp_path)
+    plugin.prints(token="t")
+    found = plugin.found()
+    asked, threads = ExecPlugin.credential, list[threading.Thread]()
+
+    def forgotten(self: ExecPlugin) -> ExecStatus:
+        threads.append(threading.current_thread())
+        given = asked(self)
+        self.forget()
+        return given
+
+    monkeypatch.setattr(ExecPlugin, "credential", forgotten)
+
+    async def body() -> None:
+        exchange = HttpExchange(found)
+        assert await exchange._token() == "t"  # pyright: ignore[reportPrivateUsage]
+        await exchange.close()
+
+    asyncio.run(body())
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+def test_a_certificate_that_can_not_be_shown_is_asked_for_again(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path)
+    plugin.config.write_text(plugin.config.read_text().replace("http:", "https:"))
+    one, two = (made_certificates(["a"], datetime.now(UTC)) for _ in range(2))
+
+    async def body() -> None:
+        plugin.prints(clientCertificateData=one.certificate.decode(),
+                      clientKeyData=one.key.decode())  # fmt: skip
+        found = plugin.found()
+        exchange = HttpExchange(found)
+        assert found.plugin is not None
+        for key in (one.key, two.key):
+            found.plugin.forget()
+            plugin.prints(clientCertificateData=two.certificate.decode(),
+                          clientKeyData=key.decode())  # fmt: skip
+            if key is two.key:
+                assert await exchange._token() == ""  # pyright: ignore[reportPrivateUsage]
+                continue
+            with pytest.raises(BrokenExchange, match="can't be used") as told:
+                await exchange._token()  # pyright: ignore[reportPrivateUsage]
+            assert not told.value.sent
+        await exchange.close()
 
     asyncio.run(body())
 

@@ -195,6 +195,21 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
     on_a_server(body)
 
 
+def test_a_connection_that_showed_a_former_certificate_is_not_used_again() -> None:
+    """Also one that was in use when there was another: it would be used for ever if it is busy."""
+
+    async def body(server: HttpServer, exchange: HttpExchange) -> None:
+        async with exchange.open(ApiRequest("GET", "/")) as answer:
+            # As `_token` does, for another request.
+            exchange._shown = b"another"  # pyright: ignore[reportPrivateUsage]
+            assert await whole(answer) == b"{}"
+        for _ in range(2):
+            assert await asked(exchange, "/") == (200, b"{}")
+            assert server.connections == 2
+
+    on_a_server(body)
+
+
 def test_a_chunked_answer_and_one_after_other_news() -> None:
     async def body(server: HttpServer, exchange: HttpExchange) -> None:
         server.answers.append(
