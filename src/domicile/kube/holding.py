@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -464,9 +464,17 @@ class GuardedExchange:
     async def _guarded(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
         if request.writes:
             self._guard.guard()
-            request = replace(request, before_sending=self._guard.guard)
+            request = replace(request, before_sending=self._before(request.before_sending))
         async with self._exchange.open(request) as answer:
             yield answer
+
+    def _before(self, told: Callable[[], None] | None) -> Callable[[], None]:
+        def check() -> None:
+            self._guard.guard()
+            if told is not None:
+                told()
+
+        return check
 
     async def close(self) -> None:
         """The connections belong to the client without the guard."""

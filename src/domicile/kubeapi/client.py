@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -330,13 +330,20 @@ class KubeClient:
         wait_s = FIRST_WAIT_S
         why = "no answer in time"
         sending = False
+
+        def begins() -> None:
+            nonlocal sending
+            if request.before_sending is not None:
+                request.before_sending()
+            sending = request.writes
+
+        told = replace(request, before_sending=begins)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     hint_s = 0.0
                     try:
-                        sending = request.writes
-                        async with self._exchange.open(request) as answer:
+                        async with self._exchange.open(told) as answer:
                             body = await _whole(answer)
                         if answer.status < 300:
                             return body

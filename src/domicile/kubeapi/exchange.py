@@ -23,7 +23,8 @@ class ApiRequest:
     body: bytes = b""
     before_sending: Callable[[], None] | None = None
     """Called directly before the first byte is sent, after a token and a connection have been
-    waited for. What it raises, `open` raises, and nothing is sent."""
+    waited for. What it raises, `open` raises, and nothing is sent. By it a client knows whether a
+    request may have run: an exchange that wraps another one must keep it."""
 
     @property
     def writes(self) -> bool:

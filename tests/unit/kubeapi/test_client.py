@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from domicile.errors import ConfigError
+from domicile.kube.holding import GuardedExchange
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.credentials import Credentials, find_credentials, of_pod
 from domicile.kubeapi.errors import (
@@ -22,7 +23,7 @@ from domicile.kubeapi.errors import (
     KubeUnavailable,
     refusal_of,
 )
-from domicile.kubeapi.exchange import ApiRequest
+from domicile.kubeapi.exchange import ApiAnswer, ApiExchange, ApiRequest
 from domicile.kubeapi.follow import ObjectChanged, ObjectRemoved, ObjectsListed, follow
 from domicile.kubeapi.kinds import CONFIG_MAPS, LEASES
 from domicile.kubeapi.objects import is_object_name
@@ -101,6 +102,51 @@ def test_a_write_is_repeated_only_if_it_did_not_run(fault: ApiFault, ran: bool) 
                 await client.create(CONFIG_MAPS, body, "default")
         stored = server.objects("configmaps")
         assert len(stored) == (0 if fault is ApiFault.BROKEN else 1)
+
+    in_virtual_time(body)
+
+
+class Standing:
+    """Implements `WriteGuard`."""
+
+    def guard(self) -> None:
+        pass
+
+
+class Late:
+    """Implements `ApiExchange`: the answers come too late."""
+
+    def __init__(self, inner: ApiExchange) -> None:
+        self._inner = inner
+        self.server = inner.server
+
+    @asynccontextmanager
+    async def open(self, request: ApiRequest) -> AsyncGenerator[ApiAnswer, None]:
+        async with self._inner.open(request) as answer:
+            await asyncio.sleep(20.0)
+            yield answer
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_write_that_found_no_connection_in_time_did_not_run(guarded: bool) -> None:
+    """I9: a server that cannot be reached takes nothing, however long it is tried."""
+
+    async def body(server: FakeApiServer, _: KubeClient) -> None:
+        exchange = server.exchange("b")
+        client = KubeClient(exchange, timeout_s=10.0)
+        if guarded:
+            client = client.through(lambda inner: GuardedExchange(inner, Standing()))
+        exchange.connect_s = 11.0
+        with pytest.raises(KubeUnavailable, match="nothing changed"):
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, "default")
+        assert not server.objects("configmaps")
+        exchange.connect_s = 0.0
+        client = client.through(Late)
+        with pytest.raises(KubeUnanswered, match="may have happened"):
+            await client.create(CONFIG_MAPS, {"metadata": {"name": "a"}}, "default")
 
     in_virtual_time(body)
 
