@@ -4,11 +4,13 @@ before a request is sent."""
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from domicile.errors import ConfigError, Fenced
 from domicile.kubeapi import http_exchange
 from domicile.kubeapi.credentials import Credentials
 from domicile.kubeapi.exchange import ApiAnswer, ApiRequest, BrokenExchange
-from domicile.kubeapi.http_exchange import MAX_WAITING_BYTES, HttpExchange
+from domicile.kubeapi.http_exchange import MAX_CONNECTIONS, MAX_WAITING_BYTES, HttpExchange
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
     asyncio.new_event_loop,
@@ -420,3 +422,102 @@ def test_what_waits_for_a_connection_while_the_exchange_is_closed_sends_nothing(
 def test_an_address_that_can_be_no_name_is_told_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         HttpExchange(Credentials(f"https://{name}:6443"))
+
+
+class Echo:
+    """A server whose answers have the path of their request, framed and cut by chance."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.ran: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            goes_on = True
+            while goes_on:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                size = re.search(r"(?i)content-length: (\d+)", head)
+                await reader.readexactly(int(size[1]) if size else 0)
+                self.ran.append(head.split()[1])
+                answer, goes_on = self._answer(head.split()[1].encode())
+                while answer:
+                    cut = self._random.choice((1, 7, 100, 5_000, len(answer)))
+                    writer.write(answer[:cut])
+                    answer = answer[cut:]
+                    await asyncio.sleep(0)
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError):
+            pass  # uvloop raises the last one if the peer has gone
+        finally:
+            writer.close()
+
+    def _answer(self, path: bytes) -> tuple[bytes, bool]:
+        """What is said, and whether the connection is kept."""
+        body = path * self._random.randrange(1, 100)
+        known = b"Content-Length: %d\r\n\r\n" % len(body) + body
+        way = self._random.randrange(7)
+        ok = b"HTTP/1.1 200 OK\r\n"
+        if way == 0:
+            chunks = [body[at : at + 99] for at in range(0, len(body), 99)]
+            framed = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks)
+            return ok + b"Transfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n", True
+        if way == 1:
+            return b"HTTP/1.1 204 No Content\r\nX-Path: " + path + b"\r\n\r\n", True
+        if way == 2:
+            return ok + b"\r\n" + body, False
+        if way == 3:
+            cut = self._random.randrange(len(ok + known))
+            return (ok + known)[:cut], False
+        early = b"HTTP/1.1 103 Early Hints\r\n\r\n" if way == 4 else b""
+        return early + ok + known, way != 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_request_has_its_own_answer_whatever_becomes_of_the_others(seed: int) -> None:
+    """Many at once, cancelled, abandoned and broken off at any moment: no connection is given on
+    with the rest of an answer, none is left, and none runs that was not sent."""
+    random = Random(seed)
+    echo = Echo(random)
+
+    async def one(exchange: HttpExchange, path: str) -> None:
+        sent: list[str] = []
+        method, body = random.choice((("GET", b""), ("POST", b"x" * 50_000)))
+        request = ApiRequest(method, path, body=body, before_sending=lambda: sent.append(path))
+        try:
+            async with exchange.open(request) as answer:
+                if random.random() < 0.1:
+                    return
+                if answer.status == 204:
+                    assert answer.headers["x-path"] == path
+                    return
+                found = b""
+                async for piece in answer.chunks():
+                    found += piece
+                    if random.random() < 0.02:
+                        return
+                assert found == path.encode() * (len(found) // len(path))
+        except BrokenExchange as error:
+            assert error.sent == bool(sent)
+        finally:
+            assert sent or path not in echo.ran
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        exchange = HttpExchange(Credentials(f"http://127.0.0.1:{port}"))
+        loop = asyncio.get_running_loop()
+        asked: list[asyncio.Task[None]] = []
+        async with server, asyncio.timeout(120):
+            for number in range(400):
+                asked.append(asyncio.create_task(one(exchange, f"/{number}/")))
+                if random.random() < 0.3:
+                    loop.call_later(random.choice((0, 0.001, 0.01)), asked[-1].cancel)
+                if random.random() < 0.3:
+                    await asyncio.wait(asked[-8:], return_when=asyncio.FIRST_COMPLETED)
+            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                assert outcome is None or isinstance(outcome, asyncio.CancelledError)
+            assert len(echo.ran) == len(set(echo.ran)) > 100
+            assert exchange._places._value == MAX_CONNECTIONS  # pyright: ignore[reportPrivateUsage]
+            await exchange.close()
+            await until_none_is_left(exchange)
+
+    run(scenario())
