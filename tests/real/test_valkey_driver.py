@@ -75,8 +75,14 @@ class TestValkeyDriverOnRedis(ReplicaDriverContract):
 
 
 @on_each
-def test_followers_come_back_after_their_user_was_removed(name: str) -> None:
-    """By `ACL LOAD`; and a server that was promoted before there was such a user has none."""
+@pytest.mark.parametrize(
+    "change", [("DELUSER", FOLLOWER), ("SETUSER", FOLLOWER, "resetpass", ">former")]
+)
+def test_followers_come_back_after_their_user_was_removed(
+    name: str, change: tuple[str, ...]
+) -> None:
+    """By `ACL LOAD`, which may also bring the one of an earlier run, if `ACL SAVE` has kept it; and
+    a server that was promoted before there was such a user has none."""
 
     async def scenario(servers: ValkeyServers) -> None:
         first, second = servers.driver(0), servers.driver(1)
@@ -85,7 +91,9 @@ def test_followers_come_back_after_their_user_was_removed(name: str) -> None:
         await servers.unlock(0, 1)
         await second.stand()
         await second.follow(servers.address(0), 0)
-        await (await servers.session(0)).execute_command("ACL", "DELUSER", FOLLOWER)
+        session = await servers.session(0)
+        await session.execute_command("ACL", *change)
+        await session.execute_command("CLIENT", "KILL", "TYPE", "replica")
         assert await servers.write(0, "late")
         async with asyncio.timeout(20.0):
             while not await servers.has(1, "late"):

@@ -82,7 +82,7 @@ class ValkeyDriver:
             self._resyncs = _followers_syncs(info, own)
         facts = self._facts(info, refuses=refuses)
         if facts.open_epoch > 0:
-            await self._admit_again()
+            await self._admit_again(info)
         return facts
 
     async def stand(self) -> None:
@@ -182,18 +182,31 @@ class ValkeyDriver:
             "ACL", "SETUSER", FOLLOWER, "on", "resetpass", f">{password}", *FOLLOWER_MAY
         )
 
-    async def _admit_again(self) -> None:
-        """An open primary's followers log in, also after `ACL LOAD` has removed their user, and at
-        a server that was promoted before there was one."""
+    async def _admit_again(self, info: Mapping[str, Any]) -> None:
+        """An open primary's followers log in, also after `ACL LOAD` has removed their user or has
+        brought back that of an earlier run, and at a server that was promoted before there was
+        one."""
         try:
             async with self._users:
-                found = await self._ask("ACL", "USERS")
-                if FOLLOWER.encode() not in found:
+                if not await self._admits(info):
                     info = await self._server.info()
                     if info["role"] == "master":
                         await self._admit(info)
         except (OSError, TimeoutError) as error:
             log.debug("whether followers may log in is not known: %s", error)
+
+    async def _admits(self, info: Mapping[str, Any]) -> bool:
+        """Whether the followers of this primary can log in, as far as we may know."""
+        try:
+            found = await self._ask("ACL", "GETUSER", FOLLOWER)
+        except ConnectionError:
+            # That is a right of its own.
+            return FOLLOWER.encode() in await self._ask("ACL", "USERS")
+        if not found:
+            return False
+        fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        wanted = hashlib.sha256(self._follower_password(info).encode()).hexdigest()
+        return wanted.encode() in fields[b"passwords"]
 
     async def _refuse(self) -> None:
         """Hold clients' writes back. A killed session of the gate's may still try to open (F2)."""
