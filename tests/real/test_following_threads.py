@@ -501,6 +501,20 @@ def test_psycopg_waits_for_a_free_connection_for_a_time(world: World) -> None:
     asyncio.run(scenario())
 
 
+def test_psycopg_goes_where_the_group_says_whatever_the_environment_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGHOSTADDR", "127.0.0.9")
+    monkeypatch.setenv("PGHOST", "127.0.0.9")
+    monkeypatch.setenv("PGPORT", "1")
+
+    async def scenario() -> None:
+        async with world.follows(repeat_s=0.0) as pool:
+            assert await pool.execute("SELECT 1") == [(1,)]
+
+    asyncio.run(scenario())
+
+
 def test_psycopg_tells_at_once_that_a_password_is_wrong(world: World) -> None:
     async def scenario() -> None:
         await world.ask("DO $$ BEGIN CREATE ROLE guarded LOGIN PASSWORD 'right';"

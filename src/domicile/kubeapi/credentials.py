@@ -67,7 +67,9 @@ class Credentials:
         of its program: the server may refuse that to another request at any moment."""
         if self.plugin is None:
             return self.bearer(), self.certificate, self.key
-        given = self.plugin.kept or await asyncio.to_thread(self.plugin.credential)
+        given = self.plugin.kept
+        if given is None:
+            given = await asyncio.to_thread(self.plugin.credential)
         pair = given.client_certificate_data.encode(), given.client_key_data.encode()
         return given.token, *pair
 

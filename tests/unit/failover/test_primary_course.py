@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
 import pytest
 

@@ -39,8 +39,8 @@ LATE_S = 0.5
 """How long the primary of before may still answer what was sent to it, once there is another."""
 
 ALONE = re.compile(r"\s*(insert|update|delete|merge|select|with|values|table)\b[^;]*;?\s*", re.I)
-"""One statement that is one transaction: refused, it did nothing in the database. `CALL` and `DO` may
-commit. What a function did outside of the database before it was refused is done again."""
+"""One statement that is one transaction: refused, it did nothing in the database. `CALL` and `DO`
+may commit. What a function did outside of the database before it was refused is done again."""
 
 
 class PrimaryCourse:
@@ -97,6 +97,8 @@ class PrimaryCourse:
         finally:
             self._following.cancel()
             await asyncio.wait([self._following])
+            if not self._following.cancelled():
+                self._following.exception()  # each new connection has raised it
 
 
 class BlockingGroup(Protocol):

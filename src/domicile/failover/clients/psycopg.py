@@ -148,7 +148,8 @@ class _Login:
 
     def to(self, primary: Primary) -> dict[str, Any]:
         """The arguments of psycopg's `connect`."""
-        place = {"host": primary.host, "port": primary.port}
+        # Left out, the address would be that of PGHOSTADDR or of a service file.
+        place = {"host": primary.host, "hostaddr": "", "port": primary.port}
         return {"conninfo": self._conninfo, **self._options, **place}
 
 

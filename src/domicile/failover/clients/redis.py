@@ -74,7 +74,7 @@ class _ToPrimary(redis.asyncio.Connection):
         found = await self._course.primary()
         self.host, self.port, self._epoch = found.host, found.port, found.epoch
         try:
-            await super().connect_check_health(check_health, retry_socket_connect)  # type: ignore[no-untyped-call]
+            await super().connect_check_health(check_health, retry_socket_connect)
         except (NotConnected, NoAnswer) as error:
             raise NothingSent(f"the primary took no connection: {error}") from error
         self._opened[self] = None
@@ -86,9 +86,9 @@ class _ToPrimary(redis.asyncio.Connection):
 
     async def end_if_old(self) -> None:
         """End it if there is another primary by now."""
-        if self._epoch < self._course.epoch:
-            await self.disconnect(nowait=True)
+        if self.is_connected and self._epoch < self._course.epoch:
             self._lost = True
+            await self.disconnect(nowait=True)
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Send, unless another primary has been announced since it was opened.

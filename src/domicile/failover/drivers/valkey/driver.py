@@ -204,7 +204,9 @@ class ValkeyDriver:
             return FOLLOWER.encode() in await self._ask("ACL", "USERS")
         if not found:
             return False
-        fields = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        fields = (
+            found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        )
         wanted = hashlib.sha256(self._follower_password(info).encode()).hexdigest()
         return wanted.encode() in fields[b"passwords"]
 
