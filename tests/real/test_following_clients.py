@@ -314,3 +314,28 @@ def test_a_pool_of_asyncpg_gives_no_connection_of_a_former_primary(
             assert await held.fetchval(session) == under_way
 
     asyncio.run(scenario())
+
+
+def test_what_a_connection_did_before_it_was_ended_is_told_without_an_error(
+    tmp_path: Path,
+) -> None:
+    """It may end between its last answer and its return to the pool."""
+    database = shared_server().new_database()
+    port = int(database.rpartition("/")[0].rpartition(":")[2])
+
+    async def scenario() -> None:
+        url = await asyncio.to_thread(write, tmp_path / "s.db", named("s1", 3, port))
+        async with (
+            connect(url) as client,
+            follow_asyncpg(client.group("orders"), dsn=database, max_size=1) as pool,
+        ):
+            for _ in range(3):
+                async with pool.acquire() as connection:
+                    assert await connection.fetchval("SELECT 1") == 1
+                    # It runs after the first step of the return, before the second one.
+                    ending = asyncio.create_task(pool.release(connection))
+                    asyncio.get_running_loop().call_soon(connection._con.terminate)
+                    await ending
+            assert await pool.fetchval("SELECT 2") == 2
+
+    asyncio.run(scenario())

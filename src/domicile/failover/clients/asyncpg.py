@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from inspect import signature
 from time import monotonic
@@ -46,6 +46,27 @@ class FollowingPool(asyncpg.Pool):
     """As asyncpg's pool. `execute`, `fetch`, `fetchrow` and `fetchval` repeat what did not run."""
 
     repeat_s = REPEAT_S
+    leads: Callable[[Any], bool]
+    """Whether a connection is to the newest primary that was heard of."""
+
+    async def _acquire(self, timeout: float | None) -> Any:
+        """As asyncpg's, for all who acquire. Its own `expire_connections` is not for this: when an
+        expired one has closed at last, it frees the place of the one that has replaced it."""
+        while True:
+            found: Any = await super()._acquire(timeout)  # type: ignore[misc]
+            if self.leads(found._con):
+                return found
+            found.terminate()
+            await self._given_back(found)
+
+    async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+        """As asyncpg's. One that was ended meanwhile is not in the pool any more."""
+        try:
+            await super().release(connection, timeout=timeout)
+        except asyncpg.InternalClientError as error:
+            if connection._con is not None:
+                raise
+            log.debug("a connection ended while it was given back: %s", error)
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:
         """As asyncpg's."""
@@ -141,10 +162,11 @@ async def follow_asyncpg(
             raise ConnectionResetError("another primary was announced meanwhile; connect again")
         return connection
 
-    async def replaced() -> None:
-        await made.expire_connections()
+    def leads(connection: Any) -> bool:
+        # One that has ended just now is its user's to find.
+        return bool(opened.get(connection, course.epoch) == course.epoch)
 
-    course = PrimaryCourse(group, ended, replaced)
+    course = PrimaryCourse(group, ended)
     # The pool connects when it is used: there may be no primary yet.
     options.setdefault("min_size", 0)
     every = signature(asyncpg.create_pool).parameters.values()
@@ -152,6 +174,6 @@ async def follow_asyncpg(
     dsn = options.pop("dsn", usual.pop("dsn", None))
     settled: dict[str, Any] = {**usual, "connect": connect, **options}
     made = FollowingPool(dsn, **settled)
-    made.repeat_s = repeat_s
+    made.repeat_s, made.leads = repeat_s, leads
     async with course.followed(), made as pool:
         yield pool

@@ -46,15 +46,9 @@ may commit. What a function did outside of the database before it was refused is
 class PrimaryCourse:
     """The newest primary that this program has heard of."""
 
-    def __init__(
-        self,
-        group: Group,
-        ended: Callable[[], Awaitable[None]],
-        replaced: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """`replaced`: there is a later epoch, so connections of earlier ones get nothing more.
-        `ended`: those must end now."""
-        self._group, self._ended, self._replaced = group, ended, replaced
+    def __init__(self, group: Group, ended: Callable[[], Awaitable[None]]) -> None:
+        """`ended`: connections of earlier epochs must end."""
+        self._group, self._ended = group, ended
         self._following: asyncio.Task[None] | None = None
         self.epoch = 0
         """Grows with each change of primary. A connection of an earlier one must not be used."""
@@ -67,21 +61,15 @@ class PrimaryCourse:
                 raise Unavailable("this client was closed; nothing was sent")
             self._following.result()
         found = await self._group.primary()
-        await self._note(found)
+        self.epoch = max(self.epoch, found.epoch)
         return found
-
-    async def _note(self, found: Primary) -> None:
-        if self.epoch < found.epoch:
-            self.epoch = found.epoch
-            if self._replaced is not None:
-                await self._replaced()
 
     async def follow(self) -> None:
         """Hear of each new primary until cancelled."""
         last = 0
         async with aclosing(self._group.primaries()) as primaries:
             async for found in primaries:
-                await self._note(found)
+                self.epoch = max(self.epoch, found.epoch)
                 if last < found.epoch:
                     if last:
                         await asyncio.sleep(LATE_S)

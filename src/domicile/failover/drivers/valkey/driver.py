@@ -198,17 +198,16 @@ class ValkeyDriver:
     async def _admits(self, info: Mapping[str, Any]) -> bool:
         """Whether the followers of this primary can log in, as far as we may know."""
         try:
-            found = await self._ask("ACL", "GETUSER", FOLLOWER)
+            found: Any = await self._ask("ACL", "GETUSER", FOLLOWER)
         except ConnectionError:
             # That is a right of its own.
             return FOLLOWER.encode() in await self._ask("ACL", "USERS")
         if not found:
             return False
-        fields = (
-            found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-        )
+        if isinstance(found, list):  # names and values in turn; a map in the newer protocol
+            found = dict(zip(found[::2], found[1::2], strict=True))
         wanted = hashlib.sha256(self._follower_password(info).encode()).hexdigest()
-        return wanted.encode() in fields[b"passwords"]
+        return wanted.encode() in found[b"passwords"]
 
     async def _refuse(self) -> None:
         """Hold clients' writes back. A killed session of the gate's may still try to open (F2)."""
