@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from inspect import signature
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from domicile.errors import ConfigError
 from domicile.failover.clients.primary_course import AGAIN_S, ALONE, REPEAT_S, PrimaryCourse
@@ -49,20 +49,21 @@ class FollowingPool(asyncpg.Pool):
     leads: Callable[[Any], bool]
     """Whether a connection is to the newest primary that was heard of."""
 
-    async def _acquire(self, timeout: float | None) -> Any:
+    async def _acquire(self, *args: Any) -> Any:
         """As asyncpg's, for all who acquire. Its own `expire_connections` is not for this: when an
         expired one has closed at last, it frees the place of the one that has replaced it."""
+        taken = cast("Any", super())._acquire
         while True:
-            found: Any = await super()._acquire(timeout)  # type: ignore[misc]
+            found: Any = await taken(*args)
             if self.leads(found._con):
                 return found
             found.terminate()
             await self._given_back(found)
 
-    async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+    async def release(self, connection: Any, **options: Any) -> None:
         """As asyncpg's. One that was ended meanwhile is not in the pool any more."""
         try:
-            await super().release(connection, timeout=timeout)
+            await super().release(connection, **options)
         except asyncpg.InternalClientError as error:
             if connection._con is not None:
                 raise

@@ -204,10 +204,11 @@ class ValkeyDriver:
             return FOLLOWER.encode() in await self._ask("ACL", "USERS")
         if not found:
             return False
-        if isinstance(found, list):  # names and values in turn; a map in the newer protocol
-            found = dict(zip(found[::2], found[1::2], strict=True))
         wanted = hashlib.sha256(self._follower_password(info).encode()).hexdigest()
-        return wanted.encode() in found[b"passwords"]
+        # Names and values in turn; a map in the newer protocol.
+        in_turn = not hasattr(found, "keys")
+        values: Any = dict(zip(found[::2], found[1::2], strict=True)) if in_turn else found
+        return wanted.encode() in values[b"passwords"]
 
     async def _refuse(self) -> None:
         """Hold clients' writes back. A killed session of the gate's may still try to open (F2)."""
