@@ -362,7 +362,7 @@ def test_alarms_that_nobody_told_are_not_called_none() -> None:
         ({"dbSize": 1_900 * 2**20}, "space", "warning", "the usual limit"),
         ({"dbSize": 90, "dbSizeQuota": 100}, "space", "warning", "raise --quota"),
         ({"dbSize": 900 * 2**20}, "space", "note", "etcdctl defrag"),
-        ({"url": "etcd://a,b,c?tls=true"}, "access", "note", "no login"),
+        ({"url": "etcd://a,b,c?tls=true", "auth": False}, "access", "note", "no login"),
         ({"url": "etcd://u:p@a,b,c?tls=true", "auth": True}, "access", "ok", "logged in as 'u'"),
         ({"url": "etcd://u:p@a,b,c", "auth": False}, "access", "warning", "etcdctl auth enable"),
         ({}, "store", "ok", "history 7, revision 9; changes are kept from revision 5 on"),
@@ -376,3 +376,33 @@ def test_an_etcd_cluster_is_judged(
     assert max((one.severity.value for one in found), key=order.index) == severity
     assert words in " ".join(f"{one.said} {one.step}" for one in found)
     assert all(one.step for one in found if one.severity in (Severity.WARNING, Severity.ERROR))
+
+
+def test_nothing_is_said_of_logins_that_nobody_made() -> None:
+    for url in ("etcd://a?tls=true", "etcd://u:p@a?tls=true"):
+        said = [one.said for one in etcd_findings(url, members=1) if one.subject == "access"]
+        assert said == ["TLS"]
+
+
+def test_members_of_an_etcd_cluster_that_is_away_are_not_to_be_asked_as_another_user() -> None:
+    address = parse_etcd_url("etcd://a,b")
+    away = [EtcdMemberSaid(endpoint, None, "it is away") for endpoint in address.endpoints]
+    found = cluster_findings(EtcdSurvey(address, away, [], None, None, 0))
+    assert [one.said for one in found if one.subject == "members"] == [
+        "a:2379 gives no status: it is away",
+        "b:2379 gives no status: it is away",
+    ]
+
+
+def test_servers_of_two_etcd_clusters_are_not_said_to_have_a_bad_network() -> None:
+    address = parse_etcd_url("etcd://a,b")
+    servers = [
+        EtcdMemberSaid(endpoint, etcd_status(number, leader=number))
+        for number, endpoint in enumerate(address.endpoints, 1)
+    ]
+    assert servers[1].status is not None
+    servers[1].status.header.cluster_id = 8
+    listed = [pb.Member(ID=1, name="m1")]
+    found = cluster_findings(EtcdSurvey(address, servers, listed, (), False, 5))
+    assert [one.said for one in found if one.subject == "leader"] == []
+    assert any("2 etcd clusters" in one.said for one in found)

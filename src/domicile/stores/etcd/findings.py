@@ -47,7 +47,7 @@ class EtcdSurvey(NamedTuple):
     alarms: Sequence[tuple[int, int]] | None
     """The member and the kind of each; None: none would tell."""
     auth: bool | None
-    """Whether etcd asks for a login; None: nobody logged in, so it is not known."""
+    """Whether etcd asks for a login; None: nobody could see it."""
     oldest: int
     """The oldest revision whose changes are kept; 0: not known."""
 
@@ -71,6 +71,8 @@ def _members(survey: EtcdSurvey, said: Sequence[pb.StatusResponse]) -> list[Find
         if server.status is None
     ]  # fmt: skip
     voters = [member for member in survey.members if not member.isLearner]
+    if not voters and not said:
+        return found
     if not voters:
         step = "ask as a user who may call `etcdctl member list`"
         return [*found, Finding(Severity.NOTE, "members", "no member tells who they are", step)]
@@ -136,6 +138,8 @@ def _leader(said: Sequence[pb.StatusResponse]) -> list[Finding]:
                 "`etcdctl endpoint status --cluster`",
             )
         ]  # fmt: skip
+    if len({status.header.cluster_id for status in said}) > 1:
+        return []
     if len(leaders) > 1:
         said_so = "members name different leaders"
         step = "ask again; if it lasts, look at the network between them"
@@ -186,11 +190,13 @@ def _access(survey: EtcdSurvey) -> list[Finding]:
     else:
         step = "name the authority of etcd's certificates as ?ca=, unless the network is private"
         found.append(Finding(Severity.NOTE, "access", "no TLS: nothing is encrypted", step))
+    if survey.auth is None:
+        return found
     if not address.user:
         said = "no login: every process that reaches etcd may write"
         step = "give nodes a user with few rights, as in the page about etcd"
         found.append(Finding(Severity.NOTE, "access", said, step))
-    elif survey.auth is False:
+    elif not survey.auth:
         said = f"the URL has user {address.user!r}, and etcd asks nobody for a login"
         found.append(Finding(Severity.WARNING, "access", said, "`etcdctl auth enable`"))
     else:

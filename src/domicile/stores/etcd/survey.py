@@ -45,7 +45,10 @@ async def asked_about(connections: EtcdConnections, data: bytes, end: bytes) -> 
                     oldest = await _oldest(stream, login, data, end)
         except (grpc.aio.AioRpcError, StoreError, ConfigError):
             continue
-    return EtcdSurvey(address, servers, members, alarms, connections.auth, oldest)
+    auth = connections.auth
+    if not address.user and connections.history.has_answered:
+        auth = False  # it let a process read that has no login
+    return EtcdSurvey(address, servers, members, alarms, auth, oldest)
 
 
 async def _status(connections: EtcdConnections, endpoint: str) -> EtcdMemberSaid:
