@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from threading import Thread
 from typing import NamedTuple
 
 import asyncpg
@@ -161,12 +165,17 @@ def test_doctor_on_postgresql_names_what_a_user_lacks() -> None:
     assert said.worst("privileges") == "error"
     assert "CREATE on the database" in said.about("privileges")
     used(owner)
-    run(f"GRANT USAGE ON SCHEMA domicile_store TO {role}")
+    said = doctor(app_url)
+    assert said.code == 3
+    run(said.findings["privileges"][0]["step"].partition(": ")[2])
+    assert doctor(app_url).code == 0
+    run(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA domicile_store FROM {role}")
     said = doctor(app_url)
     assert said.code == 3
     assert said.worst("privileges") == "error"
     assert "EXECUTE on about, compact" in said.about("privileges")
-    run(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA domicile_store TO {role}")
+    # What it says to do next is what helps.
+    run(said.findings["privileges"][0]["step"].partition(": ")[2])
     said = doctor(app_url)
     assert said.code == 0, said.text
     assert "may call the store's functions" in said.about("privileges")
@@ -229,7 +238,77 @@ def test_doctor_on_postgresql_tells_what_is_not_promised_with_standbys() -> None
         server.stop()
 
 
+# Programs at the port that are no such server
+
+
+@contextmanager
+def stranger(answer: bytes) -> Iterator[int]:
+    """A program that answers everything with these bytes and closes; its port."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    asked, _ = server.accept()
+                except OSError:
+                    return
+                with closing(asked):
+                    asked.recv(65_536)
+                    asked.sendall(answer)
+
+        Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("url", "answer", "words"),
+    [
+        ("postgresql://app@127.0.0.1:{}/bank", b"HTTP/1.1 400 No\r\n\r\n", "a PostgreSQL server"),
+        ("redis://127.0.0.1:{}/0", b"HTTP/1.1 400 No\r\n\r\n", "neither Redis nor Valkey"),
+        ("redis://127.0.0.1:{}/0", b"", "or speak TLS: write rediss://"),
+        ("etcd://127.0.0.1:{}", b"HTTP/1.1 400 No\r\n\r\n", "no etcd server"),
+    ],
+)
+def test_another_program_at_the_port_is_told_as_such(url: str, answer: bytes, words: str) -> None:
+    with stranger(answer) as port:
+        said = doctor(url.format(port))
+    assert said.code == 3, said.text
+    assert words in said.about("store")
+
+
+def test_a_redis_that_does_not_answer_tls_is_told_as_such() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        said = doctor(f"rediss://127.0.0.1:{server.getsockname()[1]}/0")
+    assert said.code == 3, said.text
+    assert "if it speaks no TLS, write redis://" in said.about("store")
+
+
 # etcd
+
+
+def test_doctor_on_etcd_says_of_logins_what_it_saw() -> None:
+    server = etcd_lab.needed()
+    try:
+        server.start()
+        used(server.url("doctor"))
+        server.ctl("user", "add", "root:right")
+        server.ctl("user", "grant-role", "root", "root")
+        server.ctl("auth", "enable")
+        asked = server.url("doctor")
+        said = doctor(asked)
+        assert said.code == 3, said.text
+        assert "asks for a user" in said.about("store")
+        assert "may write" not in said.text
+        said = doctor(asked.replace("//", "//root:wrong@"))
+        assert said.code == 3, said.text
+        assert "refuses user" in said.about("store")
+        assert "logged in" not in said.text
+        said = doctor(asked.replace("//", "//root:right@"))
+        assert said.code == 0, said.text
+        assert "logged in as 'root'" in said.about("access")
+    finally:
+        server.stop()
 
 
 def test_doctor_on_etcd_tells_members_version_leader_space_access_and_history() -> None:
@@ -301,7 +380,7 @@ def test_doctor_on_etcd_tells_of_a_full_database() -> None:
 # Redis and Valkey
 
 
-def test_doctor_on_redis_tells_what_a_server_loses() -> None:
+def test_doctor_on_redis_tells_what_a_server_loses(caplog: pytest.LogCaptureFixture) -> None:
     with redis_lab.server() as process:
         url = process.new_database()
         used(url)
@@ -313,3 +392,4 @@ def test_doctor_on_redis_tells_what_a_server_loses() -> None:
         assert said.code == 1, said.text
         assert said.worst("persistence") == "error"
         assert "appendfsync always" in said.about("persistence")
+        assert caplog.messages == [], "what a finding says is not logged as well"

@@ -137,8 +137,8 @@ def explained(
             )
         case ConnectionError() if "rejected SSL upgrade" in str(error):
             return ConfigError(
-                f"{what} speaks no TLS: {error}; switch `ssl` on at the server, or leave out "
-                "sslmode= in the URL"
+                f"{what} speaks no TLS: {error}; see that a PostgreSQL server is at this address. "
+                "If one is, switch `ssl` on there, or leave out sslmode= in the URL"
             )
         case OSError() | asyncpg.InterfaceError():
             return away(

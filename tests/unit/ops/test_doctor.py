@@ -320,6 +320,15 @@ def test_what_is_stored_in_postgresql_is_told_as_far_as_the_user_may_look() -> N
     assert any("there is no store in this database" in one.said for one in found)
 
 
+def test_the_grants_that_help_may_be_typed_for_any_user() -> None:
+    lacks = {**POSTGRES, "who": 'my-"app"', "may_use": False, "forbidden": ["tick"]}
+    [one] = [one for one in postgres_findings(lacks, None) if one.severity is Severity.ERROR]
+    assert one.step.endswith(
+        ': GRANT USAGE ON SCHEMA domicile_store TO "my-""app"""; '
+        'GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA domicile_store TO "my-""app"""'
+    )
+
+
 def etcd_status(member: int, **more: Any) -> pb.StatusResponse:
     fields = {"version": "3.5.21", "dbSize": 2**20, "dbSizeInUse": 2**20, "leader": 1, **more}
     header = pb.ResponseHeader(cluster_id=7, member_id=member, revision=9)

@@ -21,7 +21,7 @@ from domicile.errors import StoreRewound, StoreUnavailable
 from domicile.stores.etcd import rpc_pb2 as pb
 from domicile.stores.etcd.address import parse_etcd_url
 from domicile.stores.etcd.client import prefix_end
-from domicile.stores.etcd.failures import Fate, fate
+from domicile.stores.etcd.failures import Fate, explanation, fate
 from domicile.stores.etcd.leases import KEPT_NUMBERS, LeaseNumbers, lease_number
 from domicile.stores.etcd.store import EtcdStore
 
@@ -323,6 +323,21 @@ def test_an_answer_of_another_history_ends_the_thread_side_too(lower: str) -> No
 )
 def test_what_becomes_of_a_request(code: Any, text: str, expected: Fate) -> None:
     assert fate(code, text) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "tls", "words"),
+    [
+        (CODE.UNAVAILABLE, "Connection refused", False, "see that etcd runs there"),
+        (CODE.UNAVAILABLE, "Connection refused", False, "as ?ca= in the URL"),
+        (CODE.UNAVAILABLE, "Connection refused", True, "see that etcd runs there"),
+        (CODE.UNIMPLEMENTED, "Received http2 header with status: 404", False, "no etcd server"),
+        (CODE.UNAVAILABLE, "Failed parsing HTTP/2 (Expected SETTINGS", False, "no etcd server"),
+        (CODE.INTERNAL, "something", False, "look at etcd's log"),
+    ],
+)
+def test_an_error_says_what_to_do_next(code: Any, text: str, tls: bool, words: str) -> None:
+    assert words in explanation(code, text, tls=tls, user="")
 
 
 def test_a_prefix_ends_before_its_successor() -> None:

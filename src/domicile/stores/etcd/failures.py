@@ -49,6 +49,10 @@ _TOKEN = (
 )
 
 
+_STRANGERS = ("http2 header with status", "Failed parsing HTTP/2", "http1.x server")
+"""What gRPC says of an answer by a program that is no gRPC server."""
+
+
 def fate(code: grpc.StatusCode, details: str) -> Fate:
     """What became of a request, by the code and text of its error."""
     if code is _CODE.UNAUTHENTICATED or any(text in details for text in _TOKEN):
@@ -112,6 +116,15 @@ def explanation(code: grpc.StatusCode, details: str, *, tls: bool, user: str) ->
         return f"does not speak TLS as its URL says ({said}); look at ca=, cert=, key= and tls="
     if code is _CODE.DEADLINE_EXCEEDED:
         return "did not answer in time; look at its load, its disk and the network"
-    if code is _CODE.UNAVAILABLE and not tls:
-        return f"can't be reached ({said}); if it speaks TLS, name its authority as ?ca= in the URL"
-    return f"can't be reached ({said})" if code is _CODE.UNAVAILABLE else f"failed ({said})"
+    if any(text in details for text in _STRANGERS):
+        return (
+            f"is no etcd server, as its answer shows ({said}); look at host and port in the URL: "
+            "etcd takes clients at port 2379 unless it was told otherwise"
+        )
+    if code is _CODE.UNAVAILABLE:
+        other = "" if tls else "; if it speaks TLS, name its authority as ?ca= in the URL"
+        return (
+            f"can't be reached ({said}); see that etcd runs there and that this machine may "
+            f"connect to it{other}"
+        )
+    return f"failed ({said}); look at etcd's log"

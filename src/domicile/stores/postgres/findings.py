@@ -123,11 +123,17 @@ def _rights(facts: FactsRow) -> list[Finding]:
             )
         ]  # fmt: skip
     found: list[Finding] = []
-    missing = [] if facts["may_use"] else [f"USAGE on schema {SCHEMA}"]
+    missing: list[str] = []
+    grants: list[str] = []
+    role = _identifier(facts["who"])
+    if not facts["may_use"]:
+        missing.append(f"USAGE on schema {SCHEMA}")
+        grants.append(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {role}")
     if facts["forbidden"]:
         missing.append(f"EXECUTE on {', '.join(facts['forbidden'])}")
+        grants.append(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {SCHEMA} TO {role}")
     if missing:
-        step = f"as {facts['owner']!r}: GRANT {'; GRANT '.join(missing)} TO {facts['who']}"
+        step = f"as {facts['owner']!r}: {'; '.join(grants)}"
         found.append(
             Finding(Severity.ERROR, "privileges", f"{who} lacks {'; '.join(missing)}", step)
         )
@@ -258,6 +264,11 @@ def _contents(facts: FactsRow, contents: FactsRow | None) -> list[Finding]:
             )
         )  # fmt: skip
     return found
+
+
+def _identifier(name: str) -> str:
+    """A name as SQL takes any."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _mib(size_bytes: int) -> str:

@@ -30,6 +30,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    InvalidResponse,
     MovedError,
     NoPermissionError,
     NoScriptError,
@@ -384,9 +385,11 @@ class RedisServer:
             kind = StoreUnavailable if self.opened else ConfigError
             return kind(f"the store {shown} refuses this process: {wrong}")
         if isinstance(error, TimeoutError | asyncio.TimeoutError) or "Timeout" in text:
+            tls = not self.opened and self._address.tls
+            plain = "; if it speaks no TLS, write redis://" if tls else ""
             return StoreUnavailable(
                 f"the store {shown} did not answer within {self._op_timeout_s:g} s; look at the "
-                "load and the disk of its server, and at the network"
+                f"load and the disk of its server, and at the network{plain}"
             )
         if isinstance(error, BusyLoadingError):
             return StoreUnavailable(
@@ -398,9 +401,17 @@ class RedisServer:
             )
         if isinstance(error, ResponseError):
             return StoreUnavailable(f"the store {shown} did not do that ({text}); {_step(text)}")
+        if isinstance(error, InvalidResponse):
+            return StoreUnavailable(
+                f"what answers at {shown} is neither Redis nor Valkey ({text}); look at host and "
+                "port in the URL"
+            )
+        other = ""
+        if not self.opened and not self._address.tls and "closed by server" in text:
+            other = ". It may be another program, or speak TLS: write rediss:// then"
         return StoreUnavailable(
             f"the store {shown} can't be reached ({text}); see that its server runs and that this "
-            "machine may connect to it"
+            f"machine may connect to it{other}"
         )
 
 

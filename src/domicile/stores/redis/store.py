@@ -89,7 +89,8 @@ class RedisStore:
         if not (isfinite(op_timeout_s) and op_timeout_s > 0):
             raise ValueError(f"op_timeout_s is {op_timeout_s}; it must be above 0")
         self.address = address
-        self.server = RedisServer(address, op_timeout_s)
+        # The nodes of a store that is there have warned already, and `findings` says it, too.
+        self.server = RedisServer(address, op_timeout_s, tells=creates)
         self._by, self._op_timeout_s = by, op_timeout_s
         self._meter = NoMeter() if meter is None else meter
         self._reads_only = reads_only
