@@ -36,6 +36,7 @@ class Tampered:
         self.target = target
         self.calls: list[str] = []
         self.on_commit: Callable[[Sequence[Write]], Coroutine[Any, Any, Outcome]] | None = None
+        self.on_grant: Callable[[str], Coroutine[Any, Any, float]] | None = None
         self.on_renew: Callable[[str], Coroutine[Any, Any, float | None]] | None = None
         self.on_watch: Callable[[bytes, int], AsyncIterator[Changes]] | None = None
         self.ttl_s: float | None = None
@@ -56,6 +57,8 @@ class Tampered:
 
     async def grant(self, lease: str, ttl_s: float) -> float:
         self.calls.append("grant")
+        if self.on_grant is not None:
+            return await self.on_grant(lease)
         return await self.target.grant(lease, self.ttl_s or ttl_s)
 
     async def renew(self, lease: str) -> float | None:

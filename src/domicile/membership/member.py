@@ -185,7 +185,8 @@ class Member(LeaseHolder[R]):
                 if item is None or not self._check_own(item, floor):
                     return False
                 self._may_stand = True
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self._calls.not_written(error)
             return False
         ttl_s = self._count_ttl(ttl_s)
         with self._lock:

@@ -20,7 +20,7 @@ from domicile.ports.store import Store, writes_one_key
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 0.5
 TELLING_FAILURES = 5
-"""Failed reads in a row after which the log says why; it says so once."""
+"""Failed reads, or failed writes, in a row after which the log says why; it says so once."""
 
 log = logging.getLogger("domicile")
 
@@ -83,6 +83,7 @@ class MemberStoreCalls(StoreCalls):
         """The highest revision that this incarnation has seen from the store (S5)."""
         self._random = random
         self._over = over
+        self._unwritten = 0
 
     async def read(self, call: Callable[[], Awaitable[T]]) -> T:
         """Read until it succeeds; `StoreUnavailable` only after the incarnation is over."""
@@ -102,11 +103,20 @@ class MemberStoreCalls(StoreCalls):
         """One conditional write; `Unknown` if there is no answer: the caller reads again (S1)."""
         try:
             outcome = await self.bounded(self.store.commit([condition], [put]))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self.not_written(error)
             return Unknown()
+        self._unwritten = 0
         if isinstance(outcome, Committed):
             self.newest = max(self.newest, outcome.revision)
         return outcome
+
+    def not_written(self, error: StoreUnavailable) -> None:
+        """A write failed, and the caller will repeat it."""
+        self._unwritten += 1
+        if self._unwritten == TELLING_FAILURES:
+            text = "the store takes no write of this process, it is asked again: %s"
+            log.warning(text, error)
 
     async def pause(self, failures: int) -> None:
         """Wait before the next try; the wait grows with the number of failures."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -119,6 +120,31 @@ def test_the_log_says_once_that_the_store_is_away_and_that_it_is_back(
         assert away.startswith(f"the store does not renew lease {lease}, which ends in ")
         assert away.endswith(" s: its disk is full")
         assert back == f"the store answers again: lease {lease} is renewed"
+
+
+@pytest.mark.parametrize("call", ["grant", "commit"])
+def test_the_log_says_once_why_a_process_does_not_join(
+    lab: Lab, node: Process, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """Reads may go on meanwhile, as in an etcd that is full."""
+    asked: list[float] = []
+
+    async def refused(_: object) -> NoReturn:
+        asked.append(lab.world.now)
+        raise StoreUnavailable("its disk is full")
+
+    async def main() -> None:
+        setattr(node.store, f"on_{call}", refused)
+        node.start()
+        while len(asked) < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        setattr(node.store, f"on_{call}", None)
+        while not node.member.guard():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    lab.run(main())
+    told = [one.message for one in caplog.records if "disk is full" in one.message]
+    assert told == ["the store takes no write of this process, it is asked again: its disk is full"]
 
 
 def test_a_renewal_counts_only_with_the_own_record_read_after_it(lab: Lab, node: Process) -> None:
