@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from threading import Thread
 from typing import NamedTuple
@@ -242,7 +242,7 @@ def test_doctor_on_postgresql_tells_what_is_not_promised_with_standbys() -> None
 
 
 @contextmanager
-def stranger(answer: bytes) -> Iterator[int]:
+def stranger(answer: bytes) -> Generator[int]:
     """A program that answers everything with these bytes and closes; its port."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 

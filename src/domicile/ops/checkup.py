@@ -20,6 +20,7 @@ from domicile.core.state.cluster_view import ClusterView, Unreadable
 from domicile.core.state.txn import MAX_VALUE_BYTES, Committed, Listing, Put
 from domicile.errors import ConfigError, DomicileError, StoreError
 from domicile.ops.status import NoCluster, existing, part
+from domicile.ops.waiting import told_if_slow
 from domicile.ports.findings import Finding, InspectableStore, Severity
 from domicile.ports.health import Health, Verdict
 from domicile.ports.journal import JournalAbsent, JournalUnknown
@@ -49,12 +50,13 @@ async def examine(
         return [Finding(Severity.ERROR, "store", str(error))], False
     try:
         try:
-            took_s, listing = await _timed(lambda: whole.store.list(b""))
+            with told_if_slow(url):
+                took_s, listing = await _timed(lambda: whole.store.list(b""))
         except (StoreError, ConfigError) as error:
             found.append(Finding(Severity.ERROR, "store", str(error)))
             if isinstance(whole.store, InspectableStore):
                 # The server may say more of itself than that its store can't be read.
-                with suppress(StoreError, ConfigError):
+                with suppress(StoreError, ConfigError), told_if_slow(url):
                     found += await whole.store.findings()
             return found, False
         found.append(Finding(Severity.OK, "reached", f"a first listing took {_ms(took_s)}"))
@@ -185,8 +187,9 @@ def _contents(
         said = f"the cluster {where} {view.moved.store}: processes refuse this store"
         found.append(Finding(Severity.WARNING, "cluster", said, step))
     if view.rewound:
-        said = "a process found that the store lost commits; takeovers wait for a ttl"
-        step = "if it lasts, see that a node runs that may coordinate"
+        said = "the store is a copy that was made just now, or a process found that it lost commits"
+        said += "; takeovers wait for a ttl"
+        step = "start the nodes; if it lasts while they run, see that one may coordinate"
         found.append(Finding(Severity.WARNING, "history", said, step))
     found += _stale(view, whole.health, settings)
     return found

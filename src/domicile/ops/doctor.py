@@ -62,7 +62,7 @@ def doctor(
     """Look at a cluster's store: is it there, safe, fast enough, and what is in it?
 
     Nodes may run meanwhile. Exits with 0 if nothing is wrong or there are only warnings, 1 if
-    something is, 3 if the store is away.
+    something is, 3 if the store is away or can't be used, as with a wrong password.
     """
     from domicile import config
     from domicile.backends.registry import shown_url, store_backend

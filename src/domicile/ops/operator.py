@@ -44,6 +44,7 @@ from domicile.ops.operator_commits import (
     raised_block,
 )
 from domicile.ops.status import existing, part, place_of
+from domicile.ops.waiting import told_if_slow
 from domicile.ports.health import Verdict
 from domicile.ports.store import writes_one_key
 from domicile.stores.namespace import Namespace
@@ -75,7 +76,9 @@ class Operator:
     async def look(self) -> StoreSnapshot:
         """The cluster as stored now; raises `NoCluster`."""
         existing(self._whole.backend, self._whole.url)
-        return StoreSnapshot(part(await self._whole.store.list(b""), self.url, self.cluster))
+        with told_if_slow(self.url):
+            listing = await self._whole.store.list(b"")
+        return StoreSnapshot(part(listing, self.url, self.cluster))
 
     async def do(
         self, command: str, make: Callable[[StoreSnapshot], OperatorCommit], agreed: str, why: str

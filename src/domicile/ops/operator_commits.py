@@ -277,7 +277,7 @@ def drain_commit(picture: StoreSnapshot, node: str, *, undo: bool) -> OperatorCo
         return OperatorCommit(node, (), (Delete(drain_key(node)),))
     known = {record.node: None for record in picture.members.nodes.values() if record.roles}
     if node not in known:
-        listed = f"registered: {', '.join(sorted(known))}" if known else "no node is registered"
+        listed = f"registered: {', '.join(sorted(known))}" if known else "nor is any other"
         raise LookupError(f"no node is registered as {node!r}; {listed}")
     return OperatorCommit(node, (), (Put(drain_key(node), b""),))
 

@@ -25,6 +25,7 @@ from domicile.failover.records import GROUPS
 from domicile.membership.clock import SystemClock
 from domicile.ops.operator_commits import AuditRecord, StoreSnapshot
 from domicile.ops.stuck_seen import StuckSeen, stuck_record, stuck_seen
+from domicile.ops.waiting import told_if_slow
 from domicile.ports.health import TellsAge, Verdict
 
 READ_S = 5.0
@@ -189,7 +190,8 @@ class ClusterReader:
         """The cluster as stored now; raises `NoCluster`."""
         existing(self._whole.backend, self._whole.url)
         try:
-            listing = await self._whole.store.list(b"")
+            with told_if_slow(self.url):
+                listing = await self._whole.store.list(b"")
         except (ConfigError, StoreError) as error:
             raise NoCluster(str(error)) from error
         picture = StoreSnapshot(part(listing, self.url, self.cluster))

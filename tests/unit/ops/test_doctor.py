@@ -18,10 +18,12 @@ from domicile.backends import registry
 from domicile.backends.registry import Backend, OpenOptions
 from domicile.core.state.keys import block_key, node_key
 from domicile.core.state.records import MoveRecord, encode_record
-from domicile.core.state.txn import Condition, Conflict, Outcome, Put, Write
+from domicile.core.state.txn import Condition, Conflict, Listing, Outcome, Put, Write
 from domicile.errors import StoreUnavailable
+from domicile.ops import waiting
 from domicile.ops.checkup import examine
 from domicile.ops.cli import app
+from domicile.ops.waiting import told_if_slow
 from domicile.ports.findings import Finding, Severity
 from domicile.ports.store import Store
 from domicile.stores.etcd import rpc_pb2 as pb
@@ -318,6 +320,60 @@ def test_what_is_stored_in_postgresql_is_told_as_far_as_the_user_may_look() -> N
     assert any("may not read the tables" in one.said for one in found)
     found = postgres_findings({**POSTGRES, "owner": None, "may_create": True}, None)
     assert any("there is no store in this database" in one.said for one in found)
+
+
+def test_a_terminal_is_told_that_a_store_lets_it_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def late(url: str) -> None:
+        with told_if_slow(url):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(waiting, "SLOW_S", 0.0)
+    url = "redis://me:secret@10.0.0.5:6379/0"
+    asyncio.run(late(url))
+    assert capsys.readouterr().err == "", "it is not a terminal"
+    monkeypatch.setattr(waiting, "_at_terminal", lambda: True)
+    asyncio.run(late(url))
+    assert capsys.readouterr().err == "waiting for an answer of redis://10.0.0.5:6379/0\n"
+    monkeypatch.setattr(waiting, "SLOW_S", 60.0)
+    asyncio.run(late(url))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["doctor"], []),
+        (["status"], []),
+        (["drain", "n1"], []),
+        (["store", "copy"], ["sqlite:///there.db"]),
+    ],
+)
+def test_commands_tell_a_terminal_which_store_lets_them_wait(
+    words: list[str], more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(MemoryStore):
+        async def list(self, prefix: bytes) -> Listing:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return await super().list(prefix)
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    class LateBackend(Backend):
+        scheme, stores = "late", "late://store (one that hesitates)"
+
+        def open_store(self, url: str, options: OpenOptions) -> Store:
+            return Late(ManualClock())
+
+    monkeypatch.setattr(registry, "_known", {**registry._known, "late": LateBackend()})
+    monkeypatch.setattr(waiting, "SLOW_S", 0.0)
+    monkeypatch.setattr(waiting, "_at_terminal", lambda: True)
+    result = CliRunner().invoke(app, [*words, "late://store", *more])
+    assert "waiting for an answer of late://store" in result.stderr
 
 
 def test_the_grants_that_help_may_be_typed_for_any_user() -> None:

@@ -26,6 +26,7 @@ from domicile.ops.console import (
     which,
 )
 from domicile.ops.operate import Progress, Why, Yes, confirm
+from domicile.ops.waiting import told_if_slow
 
 if TYPE_CHECKING:
     from domicile.backends.wiring import WholeStore
@@ -58,7 +59,10 @@ def add_store_commands(app: typer.Typer) -> None:
 def copy_clusters(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The store's URL.")],
     to: Annotated[str, typer.Argument(metavar="TO", help="The URL of the other store.")],
-    cluster: Cluster = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Which cluster, if FROM has several."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All clusters of the store.")] = False,
     replace: Annotated[
         bool,
@@ -94,13 +98,16 @@ def copy_clusters(
             typer.echo(what, err=True)
 
     async def work(there: WholeStore, here: WholeStore) -> list[CopyDone]:
-        known = clusters_in((await there.store.list(b"")).items)
+        with told_if_slow(source):
+            known = clusters_in((await there.store.list(b"")).items)
         names = known if every else [cluster or (known[0] if len(known) == 1 else "")]
         if not known or (names[0] and names[0] not in known):
             wanted = f"cluster {cluster!r}" if cluster else "cluster"
             fail(f"no {wanted} in {shown_url(source)}: it holds {', '.join(known) or 'none'}", AWAY)
         if not names[0]:
             fail(f"say --all or --cluster: {shown_url(source)} holds {', '.join(known)}", USAGE)
+        with told_if_slow(to):
+            await here.store.list(b"")
         found: list[CopyDone] = []
         for name in names:
             found.append(
