@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,10 @@ log = logging.getLogger("domicile.kube")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 60.0
 
+LET_GO_AT_A_TIME = 16
+"""I6: objects that one controller lets go of at a time, beside the calls of its workers. The
+sharder asks for as many at a time."""
+
 
 class AnyObject(PartialObject, frozen=True):
     """An object of a user's kind."""
@@ -43,13 +48,17 @@ Key = tuple[str, str]
 
 class KeyedQueue:
     """Keys that wait for a worker. A key is there once; one that is being worked on waits until
-    that has ended. Its size is bounded by the number of objects of the instance."""
+    that has ended. Its size is bounded by the number of objects of the instance.
 
-    def __init__(self) -> None:
-        self._waiting: dict[Key, None] = {}
+    `comes_first` says of a key whether it waits apart, for `take_first`. It is asked when the key
+    is added, so a key has to be added again when the answer changes.
+    """
+
+    def __init__(self, comes_first: Callable[[Key], bool] = lambda key: False) -> None:
+        self._comes_first = comes_first
+        self._waiting, self._first = _Waiting(), _Waiting()
         self._running: dict[Key, bool] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
         """Have a key worked on, again if it is being worked on now."""
@@ -58,9 +67,12 @@ class KeyedQueue:
             timer.cancel()
         if key in self._running:
             self._running[key] = True
+        elif self._comes_first(key):
+            self._waiting.drop(key)
+            self._first.add(key)
         else:
-            self._waiting[key] = None
-            self._wake.set()
+            self._first.drop(key)
+            self._waiting.add(key)
 
     def add_later(self, key: Key, seconds: float) -> None:
         """Add a key after some time, unless it is added before."""
@@ -71,11 +83,14 @@ class KeyedQueue:
 
     async def take(self) -> Key:
         """The next key; `done` has to follow."""
-        while not self._waiting:
-            self._wake.clear()
-            await self._wake.wait()
-        key = next(iter(self._waiting))
-        del self._waiting[key]
+        return await self._take(self._waiting)
+
+    async def take_first(self) -> Key:
+        """The next key of those that come first; `done` has to follow."""
+        return await self._take(self._first)
+
+    async def _take(self, waiting: _Waiting) -> Key:
+        key = await waiting.take()
         self._running[key] = False
         return key
 
@@ -89,6 +104,29 @@ class KeyedQueue:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+
+class _Waiting:
+    """Keys in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, key: Key) -> None:
+        self._keys[key] = None
+        self._wake.set()
+
+    def drop(self, key: Key) -> None:
+        self._keys.pop(key, None)
+
+    async def take(self) -> Key:
+        while not self._keys:
+            self._wake.clear()
+            await self._wake.wait()
+        key = next(iter(self._keys))
+        del self._keys[key]
+        return key
 
 
 class RingController:
@@ -130,13 +168,15 @@ class RingController:
         kind = self._kind = ApiKind(
             found.group, found.version, found.plural, found.kind, found.namespaced, AnyObject
         )
-        queue = KeyedQueue()
+        queue = KeyedQueue(self._is_asked_for)
         member.controllers.append(self)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._reflect(kind, queue))
                 for _ in range(self._workers):
                     group.create_task(self._work(kind, queue))
+                for _ in range(LET_GO_AT_A_TIME):
+                    group.create_task(self._let_go(kind, queue))
                 await member.wait_lost()
                 raise _Lost
         except* (_Lost, Fenced):
@@ -184,37 +224,63 @@ class RingController:
     async def _work(self, kind: ApiKind[AnyObject], queue: KeyedQueue) -> None:
         while True:
             key = await queue.take()
-            try:
-                again_s = await self._look_at(kind, key)
-                self._failures.pop(key, None)
-            except Fenced:
-                raise
-            except _OwnerAway:
-                again_s = self._pause(key)
-            except Exception:
-                again_s = self._pause(key)
-                log.exception("%s %s/%s failed; again in %.1f s", kind.kind, *key, again_s)
-            finally:
-                queue.done(key)
-            if again_s is not None and key in self.objects:
-                queue.add_later(key, again_s)
+            await self._work_on(kind, queue, key, self._look_at(key))
+
+    async def _let_go(self, kind: ApiKind[AnyObject], queue: KeyedQueue) -> None:
+        """Beside the workers: an object that another instance waits for must not wait for the calls
+        of others."""
+        while True:
+            key = await queue.take_first()
+            await self._work_on(kind, queue, key, self._give_up(kind, key))
+
+    async def _work_on(
+        self,
+        kind: ApiKind[AnyObject],
+        queue: KeyedQueue,
+        key: Key,
+        work: Coroutine[Any, Any, float | None],
+    ) -> None:
+        try:
+            again_s = await work
+            self._failures.pop(key, None)
+        except Fenced:
+            raise
+        except _OwnerAway:
+            again_s = self._pause(key)
+        except Exception:
+            again_s = self._pause(key)
+            log.exception("%s %s/%s failed; again in %.1f s", kind.kind, *key, again_s)
+        finally:
+            queue.done(key)
+        if again_s is not None and key in self.objects:
+            queue.add_later(key, again_s)
 
     def _pause(self, key: Key) -> float:
         count = self._failures[key] = self._failures.get(key, 0) + 1
         pause_s: float = FIRST_PAUSE_S * 2 ** min(count - 1, 10)
         return min(pause_s, LONGEST_PAUSE_S)
 
-    async def _look_at(self, kind: ApiKind[AnyObject], key: Key) -> float | None:
+    def _is_asked_for(self, key: Key) -> bool:
+        one = self.objects.get(key)
+        return one is not None and self._member.must_let_go(one.metadata)
+
+    async def _give_up(self, kind: ApiKind[AnyObject], key: Key) -> float | None:
+        one = self.objects.get(key)
+        if one is None or not self._member.must_let_go(one.metadata):
+            return 0.0
+        # If it has changed since, the watch brings it again; the pause is for a slow watch.
+        gone = await self._member.let_go(kind, one.metadata)
+        if gone:
+            self.objects.pop(key, None)
+        return None if gone else FIRST_PAUSE_S
+
+    async def _look_at(self, key: Key) -> float | None:
         one = self.objects.get(key)
         if one is None or not self._member.owns(one.metadata):
             return None
         self._member.guard()
         if self._member.must_let_go(one.metadata):
-            # If it has changed since, the watch brings it again; the pause is for a slow watch.
-            gone = await self._member.let_go(kind, one.metadata)
-            if gone:
-                self.objects.pop(key, None)
-            return None if gone else FIRST_PAUSE_S
+            return 0.0
         owner = one.metadata.controller
         if owner is None or await self._member.shares(self._group, self._resource):
             return await self._call(key)
