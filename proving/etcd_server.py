@@ -7,6 +7,7 @@ or from PATH. Whoever starts a server stops it.
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import socket
@@ -27,6 +28,12 @@ READY_S = 120.0
 ROOTS = count()
 """Each store has a root of its own."""
 
+LOWEST_PORT = 15_000
+OUTGOING_PORT = 32_768
+"""What Linux has by default."""
+
+TRIES = 1_000
+
 
 class NoEtcd(Exception):
     """No server can be started here; the text says why."""
@@ -44,15 +51,36 @@ def programs() -> Path:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens at now."""
-    sockets = [socket.socket() for _ in range(number)]
+    """Ports that nobody listens at now.
+
+    The kernel gives none of them to an outgoing connection. Otherwise one of the many connections
+    of a busy machine may take a port before the process that is to listen there has started.
+    """
+    wanted = range(LOWEST_PORT, first_outgoing_port())
+    sockets: list[socket.socket] = []
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for _ in range(TRIES):
+            if len(sockets) == number:
+                return [int(one.getsockname()[1]) for one in sockets]
+            one = socket.socket()
+            sockets.append(one)
+            try:
+                one.bind(("127.0.0.1", secrets.choice(wanted) if wanted else 0))
+            except OSError:
+                sockets.pop().close()
+        raise OSError(f"no {number} free ports from {LOWEST_PORT} on were found")
     finally:
         for one in sockets:
             one.close()
+
+
+def first_outgoing_port() -> int:
+    """The first port that the kernel gives to outgoing connections."""
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    except OSError:
+        return OUTGOING_PORT
+    return int(text.split()[0])
 
 
 class EtcdServer:

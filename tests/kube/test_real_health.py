@@ -18,7 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from kube_lab import ApiServer, free_port, started, until
+from kube_lab import ApiServer, started, until
 from pod_node import Till
 
 from domicile import DomicileError, Settings, connect
@@ -34,6 +34,7 @@ from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.errors import KubeNotFound
 from domicile.kubeapi.kinds import MACHINES, NAMESPACES, PODS
 from domicile.stores.namespace import Namespace
+from proving.etcd_server import free_ports
 
 SHARDS = 6
 LAB = Path(__file__).parents[1] / "labs" / "pod_node.py"
@@ -74,7 +75,7 @@ class Cluster:
         made = await self.kube.create(PODS, {"metadata": {"name": name}, "spec": spec}, "default")
         await self.say(name, "Running", RUNS)
         pod = {"POD_NAME": name, "POD_NAMESPACE": "default", "POD_UID": made.metadata.uid}
-        self.metrics[name] = f"127.0.0.1:{free_port()}"
+        self.metrics[name] = f"127.0.0.1:{free_ports(1)[0]}"
         config = str(self._server.kubeconfig_of("admin"))
         with (self._home / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220

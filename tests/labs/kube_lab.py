@@ -11,7 +11,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from domicile.kubeapi.exchange import ApiRequest, BrokenExchange
 from domicile.kubeapi.http_exchange import HttpExchange
 from domicile.kubeapi.kinds import RINGS, ApiKind
 from domicile.kubeapi.objects import PartialObject
+from proving.etcd_server import free_ports
 
 READY_S = 300.0
 VERSION = "1.36.3"
@@ -89,19 +89,12 @@ def etcd_program() -> Path | None:
     return program if program.exists() else None
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 class ApiServer:
     """One API server, from `start` to `stop`."""
 
     def __init__(self, home: Path, program: Path, etcd: Path, *more: str) -> None:
         self._home, self._program, self._etcd, self._more = home, program, etcd, more
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.kubeconfig = home / "kubeconfig"
         self.audit = home / "audit.log"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -127,7 +120,7 @@ class ApiServer:
         (home / "audit.json").write_text(json.dumps(AUDIT))
         self._authorities = base64.b64encode(made.authorities).decode()
         self.kubeconfig_of("admin").rename(self.kubeconfig)
-        client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
         self._run(
             "etcd", str(self._etcd), "--data-dir", str(home / "etcd"), "--unsafe-no-fsync",
             "--listen-client-urls", client, "--advertise-client-urls", client,
@@ -242,8 +235,8 @@ class SharderProcess:
     def __init__(
         self, server: ApiServer, home: Path, name: str, *more: str, user: str = ""
     ) -> None:
-        self.port = free_port()
-        self.http = f"127.0.0.1:{free_port()}"
+        self.port, http = free_ports(2)
+        self.http = f"127.0.0.1:{http}"
         self.log = home / f"{name}.log"
         command = [
             sys.executable, "-m", "domicile", "ring", "sharder",

@@ -75,6 +75,12 @@ NAMESPACES_S = 1.0
 DRAIN_POLL_S = 2.0
 DRAIN_POLL_MOST_S = 15.0
 
+FOLLOW_S = 10.0
+"""While owners are waited for, a full walk follows those that were let go of not more often."""
+
+FOLLOW_WALKS = 10
+"""Nor more often than so many times as long as the last full walk took."""
+
 RETRY_S = 1.0
 RETRY_MOST_S = 30.0
 

@@ -10,6 +10,10 @@ import pytest
 from domicile.kube.conventions import ABSENT, MAX_DURATION_S, SHARDER, GroupResource
 from domicile.kube.hashring import HashRing, object_key
 from domicile.kube.sharder import (
+    DRAIN_POLL_MOST_S,
+    DRAIN_POLL_S,
+    FOLLOW_S,
+    FOLLOW_WALKS,
     BeginWalk,
     DeleteOrphan,
     Effect,
@@ -25,9 +29,12 @@ from domicile.kube.sharder import (
     ObjectFound,
     Overdue,
     OwnerRead,
+    PatchOutcome,
     ReadOwner,
     Relabel,
+    Relabelled,
     ReturnLease,
+    RingSeen,
     SharderMachine,
     TakeLease,
     TimePassed,
@@ -141,6 +148,106 @@ def test_objects_of_a_living_instance_are_drained_and_what_they_control_waits() 
     (asked,) = kinds(ring.found("a", 105.0, name="child", pod=True), ReadOwner)
     (change,) = kinds(ring.read(asked, "b", 105.1), Relabel)
     assert (change.reason, change.shard) == (MoveReason.FOLLOW, "b")
+
+
+def others_at(ring: Ring, instance: str, count: int) -> list[str]:
+    """Names of objects that belong to another instance than the one that has them."""
+    names = (f"other-{number}" for number in range(100))
+    owner = ring.machine.instances.owner
+    found = [
+        name for name in names if owner(object_key("", "Secret", "default", name)) != instance
+    ]
+    return found[:count]
+
+
+def keep(ring: Ring, at: float) -> None:
+    """All instances renew."""
+    for name in ("a", "b", "c"):
+        ring.do(LeaseSeen(lease(name, version=int(10 * at), renewed=str(at))), at)
+
+
+@pytest.mark.scenario("KR-08", partial=True)
+def test_what_a_moved_owner_controls_does_not_wait_for_owners_that_are_not_let_go_of() -> None:
+    """While it waits, nobody acts on it."""
+    ring = Ring("a", "b", "c")
+    ring.found("a", 101.0)
+    (stuck,) = others_at(ring, "a", 1)
+    ring.found("a", 101.0, name=stuck)
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    walks: list[tuple[float, Walk]] = []
+    for at in range(102, 200):
+        keep(ring, at)
+        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+            walks.append((at, one.kind))
+            ring.found("a", at, name=stuck, drain=True)
+            ring.do(WalkEnded(ring.walk, True), at)
+    full = [at for at, kind in walks if kind is Walk.FULL]
+    assert full, "foo was let go of: what it controls follows"
+    assert full[0] <= 101 + FOLLOW_S + DRAIN_POLL_MOST_S
+    assert len(full) == 1, "nothing else was let go of"
+
+
+def test_full_walks_for_owners_that_move_one_by_one_keep_their_distance() -> None:
+    ring = Ring("a", "b", "c")
+    names = others_at(ring, "a", 40)
+    for name in names:
+        ring.found("a", 101.0, name=name)
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    full = [101.0]
+    for at in range(102, 202):
+        keep(ring, at)
+        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+            for name in names[(at - 102) // 3 :]:
+                ring.found("a", at, name=name, drain=True)
+            if one.kind is Walk.FULL:
+                full.append(at)
+            # It takes 2 s.
+            ring.do(WalkEnded(ring.walk, True), at + 2)
+    assert len(full) > 3
+    assert min(b - a for a, b in zip(full, full[1:], strict=False)) >= 2 * FOLLOW_WALKS
+
+
+def test_a_ring_that_shares_out_owners_alone_walks_no_more_often() -> None:
+    plain = msgspec.convert(
+        {"metadata": {"name": "sites"}, "spec": {"resources": [{"resource": "secrets"}]}},
+        ControllerRing,
+    )
+    ring = Ring("a", "b", "c")
+    ring.do(RingSeen(plain), 100.5)
+    for name in others_at(ring, "a", 2):
+        ring.found("a", 101.0, name=name)
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    (stuck,) = others_at(ring, "a", 1)
+    for at in range(102, 200):
+        keep(ring, at)
+        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+            assert one.kind is Walk.SHORT
+            ring.found("a", at, name=stuck, drain=True)
+            ring.do(WalkEnded(ring.walk, True), at)
+
+
+@pytest.mark.scenario("KR-06", partial=True)
+def test_objects_that_the_webhook_missed_in_a_drain_are_looked_for_soon_again() -> None:
+    ring = Ring("a", "b", "c")
+    missed, stuck = others_at(ring, "a", 2)
+    for name in (missed, stuck):
+        ring.found("a", 101.0, name=name)
+    ring.do(WalkEnded(ring.walk, True), 101.0)
+    began: list[float] = []
+    for tenth in range(1010, 1500):
+        at = tenth / 10
+        keep(ring, at)
+        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+            if one.kind is Walk.SHORT:
+                began.append(at)
+            ring.found("a", at, name=stuck, drain=True)
+            if len(began) == 5:  # later than that, a poll comes seldom
+                for change in kinds(ring.found("", at, name=missed), Relabel):
+                    ring.do(Relabelled(ring.walk, change, PatchOutcome.DONE), at)
+            ring.do(WalkEnded(ring.walk, True), at)
+    pauses = [b - a for a, b in zip(began, began[1:], strict=False)]
+    assert pauses[3] > 5
+    assert pauses[4] < 2 * DRAIN_POLL_S
 
 
 def test_an_owner_that_the_walk_did_not_see_keeps_what_it_controls() -> None:
