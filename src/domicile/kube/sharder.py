@@ -368,6 +368,7 @@ class _Round:
     noted: dict[ObjectName, None] = field(default_factory=dict[ObjectName, None])
     objects: dict[str, int] = field(default_factory=dict[str, int])
     failed: int = 0
+    assigned: int = 0
     left: int = 0
     """Objects that this walk could not deal with: a later one has to."""
     again_at: float = inf
@@ -412,6 +413,8 @@ class SharderMachine:
         self._short_at = inf
         self._failures = 0
         self._polls = 0
+        self._waited = 0  # owners that the last full walk had to wait for
+        self._follow_at = -inf
         self._draining: dict[ObjectName, tuple[str, float, bool]] = {}
         self._reported: tuple[int, int] | None = None
 
@@ -799,6 +802,7 @@ class SharderMachine:
         if event.outcome is not PatchOutcome.DONE:
             round.failed += 1
         elif change.shard is not None:
+            round.assigned += change.reason is MoveReason.ASSIGN
             round.objects[change.former] -= 1
             round.objects[change.shard] = round.objects.get(change.shard, 0) + 1
 
@@ -818,6 +822,8 @@ class SharderMachine:
             name: noted for name, noted in self._draining.items() if name in round.noted
         }
         if round.kind is Walk.FULL:
+            self._waited = round.waiting_count
+            self._follow_at = now + max(FOLLOW_S, FOLLOW_WALKS * (now - round.began_at))
             self._full_at = min(self._full_at, now + SYNC_S)
             self.counted = Counted(
                 {name: count for name, count in sorted(round.objects.items()) if name},
@@ -826,6 +832,8 @@ class SharderMachine:
             )
             yield from self._give_back(round)
         if round.waiting_count:
+            if round.kind is Walk.SHORT:
+                self._follow(round, now)
             pause = min(DRAIN_POLL_S * 1.5 ** min(self._polls, 8), DRAIN_POLL_MOST_S)
             self._polls += 1
             self._short_at = now + pause
@@ -834,6 +842,15 @@ class SharderMachine:
             self._full_at = min(self._full_at, now)
         elif round.left:
             self._full_at = min(self._full_at, now + RETRY_S)
+
+    def _follow(self, round: _Round, now: float) -> None:
+        """Some have been let go of, others not yet, and nobody knows when these will be."""
+        if round.assigned:
+            self._polls = 0  # the webhook misses some
+        controls = any(one.controlled_resources for one in self.ring.spec.resources)
+        if controls and round.waiting_count < min(self._waited, MAX_NOTED + 1):
+            # Until it follows, nobody acts on what an owner controls that was let go of.
+            self._full_at = min(self._full_at, max(now, self._follow_at))
 
     def _give_back(self, round: _Round) -> Iterator[Effect]:
         for instance, held in self._held.items():

@@ -160,10 +160,12 @@ def others_at(ring: Ring, instance: str, count: int) -> list[str]:
     return found[:count]
 
 
-def keep(ring: Ring, at: float) -> None:
-    """All instances renew."""
+def begun(ring: Ring, at: float) -> list[BeginWalk]:
+    """The walk that begins now, if one does. All instances renew."""
+    effects: list[Effect] = []
     for name in ("a", "b", "c"):
-        ring.do(LeaseSeen(lease(name, version=int(10 * at), renewed=str(at))), at)
+        effects += ring.do(LeaseSeen(lease(name, version=int(10 * at), renewed=str(at))), at)
+    return kinds([*effects, *ring.do(TimePassed(), at)], BeginWalk)
 
 
 @pytest.mark.scenario("KR-08", partial=True)
@@ -176,8 +178,7 @@ def test_what_a_moved_owner_controls_does_not_wait_for_owners_that_are_not_let_g
     ring.do(WalkEnded(ring.walk, True), 101.0)
     walks: list[tuple[float, Walk]] = []
     for at in range(102, 200):
-        keep(ring, at)
-        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+        for one in begun(ring, at):
             walks.append((at, one.kind))
             ring.found("a", at, name=stuck, drain=True)
             ring.do(WalkEnded(ring.walk, True), at)
@@ -193,18 +194,19 @@ def test_full_walks_for_owners_that_move_one_by_one_keep_their_distance() -> Non
     for name in names:
         ring.found("a", 101.0, name=name)
     ring.do(WalkEnded(ring.walk, True), 101.0)
-    full = [101.0]
-    for at in range(102, 202):
-        keep(ring, at)
-        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
-            for name in names[(at - 102) // 3 :]:
+    full, at = [101.0], 101.0
+    on_its_way: list[BeginWalk] = []
+    while at < 200.0:
+        at += 1.5
+        for one in begun(ring, at) or on_its_way:
+            for name in names[int(at - 101) // 3 :]:
                 ring.found("a", at, name=name, drain=True)
             if one.kind is Walk.FULL:
                 full.append(at)
-            # It takes 2 s.
-            ring.do(WalkEnded(ring.walk, True), at + 2)
+            at += 1.5
+            on_its_way = kinds(ring.do(WalkEnded(ring.walk, True), at), BeginWalk)
     assert len(full) > 3
-    assert min(b - a for a, b in zip(full, full[1:], strict=False)) >= 2 * FOLLOW_WALKS
+    assert min(b - a for a, b in zip(full[1:], full[2:], strict=False)) > 1.5 * FOLLOW_WALKS
 
 
 def test_a_ring_that_shares_out_owners_alone_walks_no_more_often() -> None:
@@ -219,8 +221,7 @@ def test_a_ring_that_shares_out_owners_alone_walks_no_more_often() -> None:
     ring.do(WalkEnded(ring.walk, True), 101.0)
     (stuck,) = others_at(ring, "a", 1)
     for at in range(102, 200):
-        keep(ring, at)
-        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+        for one in begun(ring, at):
             assert one.kind is Walk.SHORT
             ring.found("a", at, name=stuck, drain=True)
             ring.do(WalkEnded(ring.walk, True), at)
@@ -236,8 +237,7 @@ def test_objects_that_the_webhook_missed_in_a_drain_are_looked_for_soon_again() 
     began: list[float] = []
     for tenth in range(1010, 1500):
         at = tenth / 10
-        keep(ring, at)
-        for one in kinds(ring.do(TimePassed(), at), BeginWalk):
+        for one in begun(ring, at):
             if one.kind is Walk.SHORT:
                 began.append(at)
             ring.found("a", at, name=stuck, drain=True)
