@@ -13,6 +13,7 @@ from typing import Any
 SHARD = "shard.alpha.sharding.timebertt.dev/websites"
 DRAIN = "drain.alpha.sharding.timebertt.dev/websites"
 TAKEN = "shardlease-controller"
+LABELS = "/metadata/labels/"
 
 Entry = Mapping[str, Any]
 
@@ -197,13 +198,28 @@ def _order(write: tuple[int, Entry]) -> tuple[int, bool]:
 
 
 def _version_named(entry: Entry) -> str:
+    """The version that a write was for, if it named one. Kopf does so by a JSON patch."""
     request = entry.get("requestObject")
+    if isinstance(request, list):
+        path = "/metadata/resourceVersion"
+        return next((str(step["value"]) for step in request if step["path"] == path), "")
     named: str = request.get("metadata", {}).get("resourceVersion", "") if request else ""
     return named
 
 
 def _changed(labels: Mapping[str, str], entry: Entry) -> dict[str, str]:
-    merged = {**labels, **(entry["requestObject"]["metadata"].get("labels") or {})}
+    request = entry["requestObject"]
+    if isinstance(request, list):
+        given = {
+            step["path"].removeprefix(LABELS).replace("~1", "/").replace("~0", "~"): (
+                None if step["op"] == "remove" else step["value"]
+            )
+            for step in request
+            if step["path"].startswith(LABELS)
+        }
+    else:
+        given = request["metadata"].get("labels") or {}
+    merged = {**labels, **given}
     return {name: value for name, value in merged.items() if value is not None}
 
 

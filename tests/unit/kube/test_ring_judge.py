@@ -73,6 +73,27 @@ def test_a_write_whose_answer_was_lost_may_have_happened() -> None:
     ]
 
 
+def test_a_json_patch_is_judged_as_any_other_write() -> None:
+    """Kopf removes the labels by one."""
+    made = site(1, "admin", {"shard": "b"}, named=0)
+    asked = site(2, "sharder-1", {"shard": "b", "drain": "true"}, named=1)
+    steps: list[dict[str, Any]] = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "2"},
+        *(
+            {"op": "remove", "path": f"/metadata/labels/{label.replace('/', '~1')}"}
+            for label in (SHARD, DRAIN)
+        ),
+    ]
+    let_go = {**site(3, "b", {"shard": "g"}, named=2), "requestObject": steps}
+    lost = {**site(0, "b", {}, named=2, code=504), "requestObject": steps}
+    acts = site(4, "g", {"shard": "g"}, named=3)
+    for one in (let_go, lost):
+        verdict = judge_audit([made, asked, one, acts], "bg")
+        assert (verdict.wrong, verdict.let_go) == ([], 1)
+    kept = {**lost, "requestObject": steps[:1]}
+    assert judge_audit([made, asked, kept, acts], "bg").wrong
+
+
 def child(version: int, user: str, shard: str, *, verb: str = "patch") -> dict[str, Any]:
     found = entry(version, user, "configmaps", "x-1")
     found["verb"] = verb
