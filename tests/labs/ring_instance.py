@@ -31,7 +31,7 @@ from domicile.kubeapi.kinds import CONFIG_MAPS, ApiKind
 from domicile.kubeapi.objects import PartialObject
 
 SITES = ApiKind("example.com", "v1", "websites", "Website", True, PartialObject)
-AGAIN_S = 3.0
+AGAIN_S = float(os.environ.get("DOMICILE_RING_AGAIN_S", "3"))
 MADE = "example.com/made"
 """Annotation of a website: how many configmaps were made for it."""
 

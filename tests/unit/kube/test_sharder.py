@@ -154,9 +154,7 @@ def others_at(ring: Ring, instance: str, count: int) -> list[str]:
     """Names of objects that belong to another instance than the one that has them."""
     names = (f"other-{number}" for number in range(100))
     owner = ring.machine.instances.owner
-    found = [
-        name for name in names if owner(object_key("", "Secret", "default", name)) != instance
-    ]
+    found = [name for name in names if owner(object_key("", "Secret", "default", name)) != instance]
     return found[:count]
 
 
