@@ -367,6 +367,7 @@ class _Round:
     waiting_count: int = 0
     noted: dict[ObjectName, None] = field(default_factory=dict[ObjectName, None])
     objects: dict[str, int] = field(default_factory=dict[str, int])
+    changed: int = 0
     failed: int = 0
     assigned: int = 0
     left: int = 0
@@ -801,7 +802,9 @@ class SharderMachine:
         change = event.change
         if event.outcome is not PatchOutcome.DONE:
             round.failed += 1
-        elif change.shard is not None:
+            return
+        round.changed += 1
+        if change.shard is not None:
             round.assigned += change.reason is MoveReason.ASSIGN
             round.objects[change.former] -= 1
             round.objects[change.shard] = round.objects.get(change.shard, 0) + 1
@@ -812,7 +815,9 @@ class SharderMachine:
             return
         self._round = None
         if not event.complete or round.failed:
-            self._failures += 1
+            # The server ends a list after a minute, however fast objects are moved meanwhile.
+            goes_on = not event.complete and round.changed
+            self._failures = 1 if goes_on else self._failures + 1
             pause = min(RETRY_S * 2 ** min(self._failures, 8), RETRY_MOST_S)
             self._full_at = min(self._full_at, now + pause)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from domicile.kube.sharder import (
     DRAIN_POLL_S,
     FOLLOW_S,
     FOLLOW_WALKS,
+    RETRY_S,
     BeginWalk,
     DeleteOrphan,
     Effect,
@@ -204,7 +206,7 @@ def test_full_walks_for_owners_that_move_one_by_one_keep_their_distance() -> Non
             at += 1.5
             on_its_way = kinds(ring.do(WalkEnded(ring.walk, True), at), BeginWalk)
     assert len(full) > 3
-    assert min(b - a for a, b in zip(full[1:], full[2:], strict=False)) > 1.5 * FOLLOW_WALKS
+    assert min(b - a for a, b in pairwise(full[1:])) > 1.5 * FOLLOW_WALKS
 
 
 def test_a_ring_that_shares_out_owners_alone_walks_no_more_often() -> None:
@@ -243,7 +245,7 @@ def test_objects_that_the_webhook_missed_in_a_drain_are_looked_for_soon_again() 
                 for change in kinds(ring.found("", at, name=missed), Relabel):
                     ring.do(Relabelled(ring.walk, change, PatchOutcome.DONE), at)
             ring.do(WalkEnded(ring.walk, True), at)
-    pauses = [b - a for a, b in zip(began, began[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(began)]
     assert pauses[3] > 5
     assert pauses[4] < 2 * DRAIN_POLL_S
 
@@ -493,3 +495,29 @@ def test_only_the_acting_sharder_deletes_orphans(acting: bool) -> None:
     effects = list(machine.step(TimePassed(), 160.0))
     assert bool(kinds(effects, DeleteOrphan)) is acting
     assert bool(kinds(effects, TakeLease)) is acting
+
+
+def broken_walks(*, changes: int) -> list[float]:
+    """The pauses after walks that break off, each of which has changed so many objects."""
+    ring = Ring("a", "b", "c")
+    names = iter(others_at(ring, "a", 60))
+    pauses: list[float] = []
+    at = 101.0
+    for _ in range(5):
+        for _ in range(changes):
+            (change,) = kinds(ring.found("a", at, name=next(names)), Relabel)
+            ring.do(Relabelled(ring.walk, change, PatchOutcome.DONE), at)
+        ring.do(WalkEnded(ring.walk, False), at)
+        ended, walk = at, ring.walk
+        while ring.walk == walk:
+            at += 0.5
+            begun(ring, at)
+        pauses.append(at - ended)
+    return pauses
+
+
+def test_walks_that_break_off_go_on_soon_while_they_move_objects() -> None:
+    """The API server ends a list after a minute, also one that is read as fast as objects are
+    moved."""
+    assert max(broken_walks(changes=1)) <= 2 * RETRY_S
+    assert broken_walks(changes=0)[-1] > 10 * RETRY_S
