@@ -24,7 +24,7 @@ from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.follow import ObjectChanged, ObjectsListed, follow
 from domicile.kubeapi.kinds import LEASES, RINGS
 
-OBJECTS = 200
+OBJECTS = 120
 REST_S = 400.0
 FREEZES = 3
 MOST_TRIES = 12
@@ -73,10 +73,11 @@ def test_a_sharder_that_is_frozen_while_it_moves_objects_moves_none_afterwards(
     server: ApiServer, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(server, tmp_path, stack, again_s=10.0)
+        # Writes of instances are rare, so that a sharder that was late would meet few conflicts.
+        cluster = Cluster(server, tmp_path, stack, again_s=20.0, controlled=False)
         frozen, handed = asyncio.run(freezes(server, cluster))
     entries = server.audited()
-    verdict = judge_audit(entries, INSTANCES, controlled="configmaps")
+    verdict = judge_audit(entries, INSTANCES)
     runs, overlaps = judge_acts(
         json.loads(line) for line in cluster.acts.read_text().splitlines() if line.endswith("}")
     )
@@ -101,15 +102,8 @@ def test_a_sharder_that_is_frozen_while_it_moves_objects_moves_none_afterwards(
 async def freezes(server: ApiServer, cluster: Cluster) -> tuple[int, int]:
     """How often a sharder was frozen while it moved objects, and how many were left then."""
     async with server.client() as client:
-        resources = [
-            {
-                "group": SITES.group, "resource": SITES.plural,
-                "controlledResources": [{"group": "", "resource": "configmaps"}],
-            }
-        ]  # fmt: skip
-        await client.create(
-            RINGS, {"metadata": {"name": "websites"}, "spec": {"resources": resources}}
-        )
+        spec = {"resources": [{"group": SITES.group, "resource": SITES.plural}]}
+        await client.create(RINGS, {"metadata": {"name": "websites"}, "spec": spec})
         for name in ("sharder-1", "sharder-2"):
             cluster.sharder(name)
         for name in "abc":

@@ -30,10 +30,17 @@ class Cluster:
     """Instances as processes, and which of them should be there."""
 
     def __init__(
-        self, server: ApiServer, home: Path, stack: ExitStack, *, again_s: float = 3.0
+        self,
+        server: ApiServer,
+        home: Path,
+        stack: ExitStack,
+        *,
+        again_s: float = 3.0,
+        controlled: bool = True,
     ) -> None:
         self._server, self._home, self._stack = server, home, stack
         self._environment = {**os.environ, "DOMICILE_RING_AGAIN_S": str(again_s)}
+        self._more = ("controlled",) if controlled else ()
         self.acts = home / "acts.jsonl"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.frozen: dict[str, None] = {}
@@ -43,7 +50,7 @@ class Cluster:
         command = [
             sys.executable, str(Path(ring_instance.__file__)),
             str(self._server.kubeconfig_of(name)), name, str(self.acts), str(DURATION_S),
-            "controlled",
+            *self._more,
         ]  # fmt: skip
         log = self._stack.enter_context((self._home / f"{name}.log").open("ab"))
         process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
