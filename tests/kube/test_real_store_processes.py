@@ -86,7 +86,9 @@ def test_a_process_without_the_api_server_stops_before_others_open_its_shards(
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(keep_writing())
                 cut_at = cluster.now()
-                # Nothing is refused: connections stay open, and no byte passes.
+                # Nothing is refused: connections stay open, and no byte passes. It costs the node
+                # its lease, and that may cost messages.
+                cluster.note_fault("outage", cluster.nodes[node])
                 await proxies[node].hold()
                 await cluster.wait_until(lambda: fenced(cluster, old), timeout_s=LIMIT_S)
 
@@ -97,6 +99,7 @@ def test_a_process_without_the_api_server_stops_before_others_open_its_shards(
                 await cluster.wait_until(moved, timeout_s=LIMIT_S)
                 assert cluster.nodes[node].up
                 await proxies[node].release()
+                cluster.note_fault("heal")
                 stop.set()
             await cluster.wait_until(
                 lambda: cluster.incarnation(node) not in (None, old), timeout_s=LIMIT_S
