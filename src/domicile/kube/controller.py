@@ -270,8 +270,10 @@ class RingController:
             return 0.0
         # If it has changed since, the watch brings it again; the pause is for a slow watch.
         gone = await self._member.let_go(kind, one.metadata)
-        if gone:
-            self.objects.pop(key, None)
+        if gone and self.objects.get(key) is one:
+            del self.objects[
+                key
+            ]  # else the watch was faster than the answer: it may have come back
         return None if gone else FIRST_PAUSE_S
 
     async def _look_at(self, key: Key) -> float | None:

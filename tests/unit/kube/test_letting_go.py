@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from domicile.kube.controller import LET_GO_AT_A_TIME, Key, KeyedQueue
-from domicile.kube.member import Ring
+from domicile.kube.member import Ring, RingMember
 from domicile.kubeapi.client import KubeClient
 from domicile.kubeapi.exchange import ApiAnswer, ApiExchange, ApiRequest
+from domicile.kubeapi.objects import ObjectMeta
 from domicile.testing.kube import FakeApiServer
 from domicile.testing.sim.clock import SimClock
 from domicile.testing.sim.loop import World
@@ -158,6 +159,39 @@ def test_so_many_objects_are_let_go_of_at_a_time_and_no_more() -> None:
     async def body(one: Site) -> None:
         await one.until(lambda: not one.held())
         assert one.exchange.most == LET_GO_AT_A_TIME
+
+    run(body, before)
+
+
+def test_an_object_that_comes_back_before_the_answer_is_worked_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The webhook names the same instance if the other one is gone by then. The watch may tell that
+    before the answer is there."""
+
+    def before(server: FakeApiServer) -> None:
+        put(server, "back", drain=True)
+
+    let_go = RingMember.let_go
+
+    async def let_go_and_get_back(self: RingMember, kind: Any, metadata: ObjectMeta) -> bool:
+        assert await let_go(self, kind, metadata)
+        merge = {"metadata": {"labels": {RING.shard_label: "a"}}}
+        back = await self.client.patch(kind, metadata.name, metadata.namespace, merge=merge)
+        (controller,) = self.controllers
+
+        def version() -> str:
+            one = controller.objects.get((metadata.namespace, metadata.name))
+            return "" if one is None else one.metadata.resource_version
+
+        while version() != back.metadata.resource_version:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return True
+
+    monkeypatch.setattr(RingMember, "let_go", let_go_and_get_back)
+
+    async def body(one: Site) -> None:
+        await one.until(lambda: one.begun == ["back"])
 
     run(body, before)
 
