@@ -55,6 +55,10 @@ POLICIES, BINDINGS = (
 )
 
 
+PROBE = "probe"
+"""An object that shows whether the webhook answers. A walk may find it, too."""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     for one in started(tmp_path_factory.mktemp("kube")):
@@ -143,9 +147,8 @@ async def condition(client: KubeClient, ring: str) -> dict[str, str]:
 
 
 async def webhook_works(client: KubeClient, ring: str) -> bool:
-    body = {"metadata": {"name": "probe"}}
-    made = await client.create(SITES, body, "default")
-    await client.delete(SITES, "probe", "default")
+    made = await client.create(SITES, {"metadata": {"name": PROBE}}, "default")
+    await client.delete(SITES, PROBE, "default")
     return bool(made.metadata.label(f"shard.{PREFIX}{ring}"))
 
 

@@ -19,6 +19,8 @@ class HttpServer:
         self.answers: list[bytes] = []
         """What is said to the next requests, before `ANSWER` is. An empty one ends the
         connection."""
+        self.hold: asyncio.Event | None = None
+        """What a request that arrives now waits for before it is answered."""
         self.connections = 0
         self.sent_bytes = 0
         """Of the answers, as far as they were taken off our hands."""
@@ -30,6 +32,8 @@ class HttpServer:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.received += head
+                if self.hold is not None:
+                    await self.hold.wait()
                 answer = self.answers.pop(0) if self.answers else ANSWER
                 if not answer:
                     break

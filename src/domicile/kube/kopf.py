@@ -25,6 +25,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from domicile.errors import ConfigError
@@ -41,6 +42,7 @@ from domicile.kubeapi.objects import ControllerRing, PartialObject
 try:
     import aiohttp
     import kopf
+    from kopf._cogs.clients.errors import APINotFoundError
 except ImportError as missing:
     raise ConfigError(
         "operators of kopf need more packages: pip install 'domicile[kopf]'"
@@ -52,6 +54,14 @@ SETTLE_S = 5.0
 """How long a leaving operator lets handlers end before it cancels them."""
 
 READS = ("GET", "HEAD", "OPTIONS")
+
+MAX_GONE = 10_000
+"""I6: objects that were let go of and are remembered."""
+
+JSON_PATCH = "application/json-patch+json"
+
+_LETS_GO: ContextVar[str] = ContextVar("domicile-lets-go", default="")
+"""The version of the object whose labels are removed by the next JSON patch of this task."""
 
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -115,6 +125,9 @@ class KopfRing:
         self._resources: dict[tuple[str, str], str] = {}
         self._running: dict[str, dict[asyncio.Task[Any], None]] = {}
         self._draining: dict[str, None] = {}
+        self._writing: dict[str, int] = {}
+        self._written = asyncio.Event()
+        self._gone: dict[str, str] = {}
         self._present: frozenset[asyncio.Task[Any]] = frozenset()
         self._own: list[asyncio.Task[None]] = []
         self._leaving = False
@@ -365,7 +378,53 @@ class KopfRing:
             request.headers["Authorization"] = f"Bearer {token}"
         if self._credentials.server_name:
             request.server_hostname = self._credentials.server_name
-        return await handler(request)
+        one = written_object(request.url.path) if request.method == "PATCH" else None
+        if one is None or one[:2] not in self._resources:
+            return await handler(request)
+        if request.headers.get("Content-Type") == JSON_PATCH and _LETS_GO.get():
+            return await self._let_go_by("/".join(one), request, handler)
+        return await self._write_to("/".join(one), request, handler)
+
+    async def _let_go_by(
+        self, one: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """After all writes to the object that are on their way; what a timer returned is sent when
+        it has ended (K7). None begins any more."""
+        version = _LETS_GO.get()
+        _LETS_GO.set("")
+        repeated = self._gone.pop(one, None) == version
+        self._gone[one] = version
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        while one in self._writing:
+            self._written.clear()
+            await self._written.wait()
+        try:
+            answer = await handler(request)
+        except BaseException:
+            _LETS_GO.set(version)  # kopf repeats it
+            raise
+        if answer.status >= 500 or answer.status in (403, 429):
+            _LETS_GO.set(version)
+        if 400 <= answer.status < 500 and not repeated:
+            self._gone.pop(one, None)  # nothing happened
+        return answer
+
+    async def _write_to(
+        self, one: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if one in self._gone:
+            # As if it did not exist: kopf lets such a patch drop.
+            said = f"{one} was let go of; nothing was written"
+            raise APINotFoundError(said, status=404, headers={})
+        self._writing[one] = self._writing.get(one, 0) + 1
+        try:
+            return await handler(request)
+        finally:
+            self._writing[one] -= 1
+            if not self._writing[one]:
+                del self._writing[one]
+            self._written.set()
 
     def _check_version(self, group: str, version: str, plural: str) -> None:
         """Kopf works on an object once per version, and one of them can't wait for the other."""
@@ -376,11 +435,23 @@ class KopfRing:
             )
 
     async def _let_go(
-        self, uid: str, labels: Mapping[str, str], patch: kopf.Patch, type: str | None, **_: Any
+        self,
+        uid: str,
+        labels: Mapping[str, str],
+        patch: kopf.Patch,
+        type: str | None,
+        resource: Any,
+        name: str,
+        namespace: str | None,
+        **_: Any,
     ) -> None:
         """See whether the sharder asks for the object. Its other handlers wait for this one, and
         the patch is sent after them."""
         ours = labels.get(self.ring.shard_label) == self.member.instance
+        one = "/".join((resource.group, resource.plural, namespace or "", name))
+        away = ours and type != "DELETED" and one in self._gone
+        if away and await self._is_here(resource, namespace or "", name):
+            del self._gone[one]  # it has come back, or was not let go of
         if type == "DELETED" or not ours or self.ring.drain_label not in labels:
             self._draining.pop(uid, None)
             return
@@ -392,12 +463,27 @@ class KopfRing:
             await asyncio.sleep(0)
         patch.fns.append(self._without_labels)
 
+    async def _is_here(self, resource: Any, namespace: str, name: str) -> bool:
+        """Whether an object that was let go of belongs to this instance, as it is now: an event may
+        be older, and nobody may know what became of the patch."""
+        assert self._client is not None
+        kind = ApiKind(
+            resource.group, resource.version, resource.plural, resource.kind or "",
+            bool(namespace), PartialObject,
+        )  # fmt: skip
+        try:
+            found = await self._client.get_metadata(kind, name, namespace)
+        except KubeNotFound:
+            return False
+        return self.member.owns(found.metadata)
+
     def _without_labels(self, body: Any) -> None:
         """Kopf sends the difference with the version of this body."""
         labels: dict[str, str] = body["metadata"].get("labels", {})
         ours = labels.get(self.ring.shard_label) == self.member.instance
         if ours and self.ring.drain_label in labels:
             del labels[self.ring.drain_label], labels[self.ring.shard_label]
+            _LETS_GO.set(str(body["metadata"].get("resourceVersion") or "0"))
 
     async def _stop(self, **_: Any) -> None:
         """Kopf has ended: give the Lease back, unless a handler is still at work."""
@@ -488,6 +574,25 @@ def listed_resource(path: str) -> tuple[str, str, str] | None:
     if len(rest) == 3 and rest[0] == "namespaces":
         rest = rest[2:]
     return (group, version, rest[0]) if len(rest) == 1 else None
+
+
+def written_object(path: str) -> tuple[str, str, str, str] | None:
+    """Group, resource, namespace and name of an object, by the path of its URL or of a subresource;
+    None for anything else."""
+    match path.strip("/").split("/"):
+        case ["api", _, *rest]:
+            group = ""
+        case ["apis", group, _, *rest]:
+            pass
+        case _:
+            return None
+    match rest:
+        case ["namespaces", namespace, plural, name, *_]:
+            return group, plural, namespace, name
+        case [plural, name] | [plural, name, "status"]:
+            return group, plural, "", name
+        case _:
+            return None
 
 
 def _resources_of(ring: ControllerRing) -> dict[tuple[str, str], bool]:
