@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -94,6 +95,9 @@ log = logging.getLogger("domicile")
 
 LOOK_S = 0.1
 """How often an agent looks at its server."""
+
+SWITCH_LOOK_S = 0.02
+"""How often the two servers of a switchover are looked at: clients wait until both are level."""
 
 KEPT_EPOCHS = 100
 """I6: of so many epochs it stays known who became primary."""
@@ -209,6 +213,8 @@ class Agent:
         """Whether an order to open may be under way: it was given up, or had no answer."""
         self._promoting = False
         """Whether what is seen of the server may be half of a promotion."""
+        self._followed: Want | None = None
+        """The last wish, if it was to follow and has been carried out."""
         self._wanted = asyncio.Event()
         self._look_now = asyncio.Event()
         self._said = ""
@@ -557,14 +563,21 @@ class Agent:
             if done == self._done and not (promoting or self._promoting):
                 if self._drifted(facts):
                     done = self._done = 0
+                    self._followed = None
                     self._wanted.set()
                 self._feed(self._seen(facts, done))
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(self._look_s):
                     await self._look_now.wait()
             except TimeoutError:
                 pass
             self._look_now.clear()
+
+    @property
+    def _look_s(self) -> float:
+        want = self.machine.want
+        switches = want is not None and want.wish in (ServerWish.DRAINED, ServerWish.READY)
+        return SWITCH_LOOK_S if switches else LOOK_S
 
     def _drifted(self, facts: ServerFacts) -> bool:
         """Whether the server is no longer what it was made: it restarted, or the guard shut it."""
@@ -573,7 +586,7 @@ class Agent:
             return False
         if want.wish is ServerWish.OPEN:
             return facts.open_epoch != want.epoch and facts.run == want.run
-        if want.wish is ServerWish.FOLLOWING:
+        if want.wish in (ServerWish.FOLLOWING, ServerWish.READY):
             return facts.follows != want.address
         return want.wish is ServerWish.CLOSED and bool(facts.open_epoch or facts.follows)
 
@@ -638,6 +651,7 @@ class Agent:
     async def _try_to_make(self, want: Want) -> None:
         if 0 < self._drained < want.epoch:
             await self._dismiss()
+        followed, self._followed = self._followed, None
         match want.wish:
             case ServerWish.CLOSED:
                 await self._shut_server()
@@ -653,6 +667,13 @@ class Agent:
             case ServerWish.FOLLOWING:
                 await self._shut_server()
                 await self._follow(want)
+                self._followed = want
+            case ServerWish.READY:
+                if followed is None or not _follow_alike(followed, want):
+                    await self._shut_server()
+                    await self._follow(want)
+                self._followed = want
+                await self._driver.get_ready()
             case ServerWish.PROMOTED:
                 await self._shut_server()
                 await self._promote(want)
@@ -829,6 +850,11 @@ class Agent:
              *(At(one.key, one.revision) for _, one in old)],
             [Put(key, encode_group_record(whole)), *(Delete(one.key) for _, one in old)],
         )  # fmt: skip
+
+
+def _follow_alike(one: Want, other: Want) -> bool:
+    """Whether both have the server follow the same primary, in the same history."""
+    return replace(one, number=other.number, wish=other.wish) == other
 
 
 def _folder(item: Item) -> str | None:

@@ -70,6 +70,13 @@ class ReplicaDriver(Protocol):
         """
         ...
 
+    async def get_ready(self) -> None:
+        """Do what a promotion needs and can be done while the server still follows.
+
+        A switchover names this server. `follow` undoes it, if nothing comes of that. A driver that
+        has nothing to do beforehand leaves this as it is.
+        """
+
     async def drain(self) -> None:
         """Refuse clients' writes, and go on feeding the replicas (F11)."""
         ...

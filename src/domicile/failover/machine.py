@@ -112,14 +112,14 @@ class Want:
     run: str = ""
     """OPEN: only this run of the server may be opened (F1)."""
     primary: str = ""
-    """FOLLOWING: the server id to follow."""
+    """FOLLOWING, READY: the server id to follow."""
     address: str = ""
     chain: Chain = ()
-    """FOLLOWING: the primary's. What the server has beyond it is saved and counted (F10)."""
+    """FOLLOWING, READY: the primary's. What the server has beyond it is saved and counted (F10)."""
     native: str = ""
-    """FOLLOWING: the database's own id of the primary's history."""
+    """FOLLOWING, READY: the database's own id of the primary's history."""
     origin: str = ""
-    """PROMOTED, FOLLOWING: the group's, which the server's data has from then on."""
+    """PROMOTED, FOLLOWING, READY: the group's, which the server's data has from then on."""
     quorum: WriteQuorum | None = None
     """OPEN in synchronous mode: what the server waits for before it acknowledges (F12)."""
 
@@ -564,8 +564,8 @@ class GroupMachine:
         wish = WISHES[state.phase, self._place(state)].wish
         if wish is ServerWish.OPEN:
             return self._opened(state, seen) or closed
-        if wish is ServerWish.FOLLOWING:
-            return self._following(state, closed)
+        if wish in (ServerWish.FOLLOWING, ServerWish.READY):
+            return self._following(wish, state, closed)
         if wish is ServerWish.PROMOTED:
             if self._issued_epoch() > state.epoch or self._behind(state, seen):
                 return closed
@@ -577,7 +577,11 @@ class GroupMachine:
     def _place(self, state: GroupState) -> Place:
         if state.phase in (GroupPhase.SERVING, GroupPhase.SWITCHING) and state.primary == self.me:
             return Place.PRIMARY
-        return Place.CANDIDATE if state.candidate == self.me else Place.OTHER
+        if state.candidate == self.me:
+            return Place.CANDIDATE
+        # F11: a switchover's primary is demoted when the next one serves; until then it is shut.
+        chosen = state.phase is GroupPhase.CHOSEN and state.primary == self.me
+        return Place.PRIMARY if chosen else Place.OTHER
 
     def _issued_epoch(self) -> int:
         """The epoch of the commit that may have happened at this revision of the state."""
@@ -604,7 +608,7 @@ class GroupMachine:
         own = [quorum for quorum in state.quorums if quorum.primary == self.server]
         return own[-1] if own else None
 
-    def _following(self, state: GroupState, closed: Want) -> Want:
+    def _following(self, wish: ServerWish, state: GroupState, closed: Want) -> Want:
         primary = self.members.get(state.primary)
         if state.primary_server == self.server:
             # Named by an earlier agent of the own server: it can't follow itself.
@@ -612,7 +616,7 @@ class GroupMachine:
         if primary is None:
             return closed
         return Want(
-            0, ServerWish.FOLLOWING, state.epoch, primary=primary.server, address=primary.address,
+            0, wish, state.epoch, primary=primary.server, address=primary.address,
             chain=state.chain, native=state.native, origin=state.origin,
         )  # fmt: skip
 

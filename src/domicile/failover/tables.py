@@ -90,6 +90,7 @@ class ServerWish(Enum):
 
     CLOSED = "refuse writes, follow nobody"
     FOLLOWING = "refuse writes, follow the primary"
+    READY = "refuse writes, follow the primary, be ready to be promoted"
     DRAINED = "refuse writes, go on feeding replicas"
     PROMOTED = "become primary of the new epoch, still refuse writes"
     OPEN = "accept writes until the guard's deadline"
@@ -111,12 +112,12 @@ WISHES: dict[tuple[GroupPhase, Place], Wished] = {
     (_S, Place.CANDIDATE): Wished(ServerWish.FOLLOWING, "F10"),
     (_S, Place.OTHER): Wished(ServerWish.FOLLOWING, "F10"),
     (_X, Place.PRIMARY): Wished(ServerWish.DRAINED, "F11"),
-    (_X, Place.CANDIDATE): Wished(ServerWish.FOLLOWING, "F11"),
+    (_X, Place.CANDIDATE): Wished(ServerWish.READY, "F11"),
     (_X, Place.OTHER): Wished(ServerWish.FOLLOWING, "F11"),
     (_E, Place.PRIMARY): Wished(ServerWish.CLOSED, "F6"),
     (_E, Place.CANDIDATE): Wished(ServerWish.CLOSED, "F6"),
     (_E, Place.OTHER): Wished(ServerWish.CLOSED, "F6"),
     (_C, Place.PRIMARY): Wished(ServerWish.AS_IS, "F11"),
     (_C, Place.CANDIDATE): Wished(ServerWish.PROMOTED, "F9"),
-    (_C, Place.OTHER): Wished(ServerWish.AS_IS, "F11"),
+    (_C, Place.OTHER): Wished(ServerWish.CLOSED, "F11"),
 }

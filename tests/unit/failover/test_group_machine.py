@@ -389,7 +389,32 @@ def test_a_switchover_waits_for_the_candidate_and_loses_nothing() -> None:
     lab.change(server_key("g", "b", B), record("b", offset=12))
     chosen = lab.committed()
     assert (chosen.phase, chosen.epoch, chosen.candidate) == (GroupPhase.CHOSEN, 2, B)
-    assert lab.wish is ServerWish.DRAINED, "F11: it goes on feeding until the next one serves"
+    assert lab.wish is ServerWish.DRAINED, "F11: it goes on feeding until the choice is stored"
+
+
+def test_the_candidate_of_a_switchover_gets_ready_while_it_follows() -> None:
+    """F11: what a promotion needs is done while the primary's clients come to rest."""
+    lab = Lab("b", SERVING)
+    lab.look()
+    following = lab.machine.want
+    assert following is not None
+    lab.look(follows="a")
+    lab.change(STATE, SWITCHING)
+    ready = lab.machine.want
+    assert ready is not None
+    assert ready == replace(following, number=ready.number, wish=ServerWish.READY)
+    lab.change(STATE, SERVING)
+    assert lab.wish is ServerWish.FOLLOWING, "it lets readers in again"
+
+
+@pytest.mark.parametrize(("server", "wish"), [("a", ServerWish.AS_IS), ("c", ServerWish.CLOSED)])
+def test_once_another_is_chosen_the_replicas_let_go(server: str, wish: ServerWish) -> None:
+    """So they follow the next primary at once. The old one only stays shut (F11)."""
+    lab = Lab(server, SWITCHING)
+    lab.look()
+    before = lab.wish
+    lab.change(STATE, choose(10))
+    assert (before is wish, lab.wish) == (False, wish)
 
 
 def test_an_overdue_switchover_is_reverted_by_the_primary_only() -> None:

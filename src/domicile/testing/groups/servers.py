@@ -450,6 +450,10 @@ class SimReplicaDriver:
         """As `ReplicaDriver.stand`."""
         await self.call(self._database.stand)
 
+    async def get_ready(self) -> None:
+        """As `ReplicaDriver.get_ready`. There is nothing to do beforehand."""
+        await self.call(lambda: None)
+
     async def drain(self) -> None:
         """As `ReplicaDriver.drain`."""
         await self.call(self._database.refuse)

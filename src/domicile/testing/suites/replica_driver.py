@@ -229,6 +229,35 @@ class ReplicaDriverContract(ABC):
 
         self.run(scenario)
 
+    def test_a_server_that_got_ready_goes_on_following_until_it_is_promoted(self) -> None:
+        """F11: and if nothing comes of it, it follows as before."""
+
+        async def scenario(servers: ReplicaServers) -> None:
+            await self.pair(servers)
+            first, second = servers.driver(0), servers.driver(1)
+            for round in range(2):
+                await second.get_ready()
+                await second.get_ready()
+                assert await servers.write(0, f"meanwhile-{round}")
+                await self.level(servers)
+                assert (await second.look()).follows == servers.address(0)
+                assert not await servers.write(1, "refused")
+                if not round:
+                    await second.follow(servers.address(0), 0)
+                    assert await servers.has(1, "meanwhile-0")
+            await first.drain()
+            kept = await self.level(servers)
+            await second.stand()
+            assert (await second.look()).offset == kept
+            await second.promote(2)
+            assert (await second.look()).open_epoch == 0
+            assert not await servers.write(1, "early")
+            await servers.unlock(1, 2)
+            assert await servers.write(1, "next")
+            assert await servers.has(1, "meanwhile-1")
+
+        self.run(scenario)
+
     def test_what_an_old_primary_has_beyond_is_saved_counted_and_given_up(self) -> None:
         """F10, FO-08: it comes back, loses what nobody else has, and says how much that was."""
 

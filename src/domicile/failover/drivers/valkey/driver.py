@@ -94,6 +94,9 @@ class ValkeyDriver:
             await self._ask("REPLICAOF", *DEAD_ADDRESS)
             await self._end_sessions()
 
+    async def get_ready(self) -> None:
+        """As `ReplicaDriver.get_ready`. A promotion is quick, and needs nothing before it."""
+
     async def drain(self) -> None:
         """As `ReplicaDriver.drain`. Clients' writes wait, and go on if the switch is not made."""
         await self._ask("CLIENT", "PAUSE", FOR_EVER_MS, "WRITE")
