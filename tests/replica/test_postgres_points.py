@@ -91,8 +91,8 @@ def test_two_timelines_with_one_number_are_not_taken_for_one() -> None:
             for each in range(3):
                 assert await servers.write(number, f"epoch-{epoch}-{each}")
         mine, theirs = (
-            await servers.local[0].lineage(1 << 62),
-            await servers.local[1].lineage(1 << 62),
+            await servers.local[0].lineage(1 << 62, 16 << 20),
+            await servers.local[1].lineage(1 << 62, 16 << 20),
         )
         assert mine[-1].timeline == theirs[-1].timeline
         await servers.lock(0)
@@ -215,6 +215,49 @@ def test_a_server_that_is_just_starting_is_left_to_it() -> None:
         assert not await servers.write(0, "refused")
 
     run_on(NEWEST, scenario, count=1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_who_is_ready_for_promotion_lets_nobody_in(version: int) -> None:
+    """F9: so a promotion has nobody to end. A restart forgets it, and so does following anew."""
+
+    async def reads(servers: PostgresServers) -> bool:
+        return await servers.session(1) is not None
+
+    async def scenario(servers: PostgresServers) -> None:
+        quorum = WriteQuorum("server-0", ("server-1",), 1)
+        await serve(servers, 1, quorum=quorum)
+        second = servers.driver(1)
+        reader = await servers.session(1)
+        assert await reader.fetchval("SELECT 1")
+        await second.get_ready()
+        with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await reader.fetchval("SELECT 1")
+        assert not await reads(servers)
+        assert await servers.write(0, "acknowledged by one that is ready")
+
+        await second.follow(servers.address(0), 0)
+        assert await reads(servers)
+        # Whoever promotes it now is seen to have done so.
+        assert servers.local[1].written_gate().run == ""
+
+        await second.get_ready()
+        await servers.crash(1)
+        await servers.start(1)
+        assert await reads(servers), "it started as a replica"
+        await servers.driver(0).drain()
+        await level(servers)
+        await second.stand()
+        assert not await reads(servers)
+        await second.promote(2)
+        assert not await reads(servers)
+        await servers.unlock(1, 2, WriteQuorum("server-1", ("server-0",), 1))
+        assert not await servers.write(1, "alone", 0.5)
+        facts = await second.look()
+        assert facts.in_use is not None
+        assert (facts.open_epoch, facts.in_use.quorum.members) == (2, ("server-0",))
+
+    run_on(version, scenario)
 
 
 @needs(NEWEST)

@@ -28,6 +28,7 @@ from domicile.failover.drivers.postgres.local_server import (
     POLL_S,
     LocalServer,
     Login,
+    Pauses,
     ServerRefused,
     read_state,
     server_answered,
@@ -74,6 +75,32 @@ CREATE TABLE IF NOT EXISTS domicile_failover.history (
 );
 """
 
+PRIMARY = """
+SELECT pg_is_in_recovery() AS recovering,
+    (SELECT system_identifier::text FROM pg_control_system()) AS system,
+    (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size') AS segment,
+    CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn()::text END AS place,
+    CASE WHEN NOT pg_is_in_recovery() THEN pg_walfile_name(pg_current_wal_insert_lsn()) END AS file
+"""
+
+LOG = """
+SELECT ARRAY(SELECT name FROM pg_ls_waldir()) AS names,
+    CASE WHEN $1 <> '' THEN pg_read_file('pg_wal/' || $1) ELSE '' END AS history
+"""
+
+
+MARK = """
+SELECT pg_logical_emit_message(true, 'domicile', '{epoch}');
+INSERT INTO domicile_failover.history (epoch, timeline, token)
+    SELECT {epoch}, {timeline}, '{token}' WHERE NOT EXISTS (SELECT FROM
+        (SELECT * FROM domicile_failover.history ORDER BY number DESC LIMIT 1) AS last
+        WHERE last.epoch = {epoch} AND last.timeline = {timeline});
+DELETE FROM domicile_failover.history
+    WHERE number <= (SELECT max(number) FROM domicile_failover.history) - {kept};
+"""
+"""The message tells the mark from clients' writes, for those who count what is lost."""
+
+
 LOOK = f"""
 SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,
     (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
@@ -90,6 +117,12 @@ SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,
 """
 
 
+TELL = f"""{LOOK.rstrip()},
+    EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming') AS streams,
+    (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size') AS segment
+"""
+
+
 PROGRESS = """
 SELECT pg_last_wal_replay_lsn()::text AS place,
     EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming') AS streams
@@ -103,8 +136,11 @@ class PostgresDriver(ReplicaDriver):
         self._server = LocalServer(place)
         self._mode = mode
         self._eye: Session | None = None
+        self._looking = asyncio.Lock()
         self._stood = ""
         """The run in which the server stands, shut and without a primary; empty: it may not."""
+        self._ready = ""
+        """The run in which a promotion has nothing more to shut; empty: it may have."""
         self._resyncs: Resyncs | None = None
         self._streams_on = False
         """Whether the server is to follow with nothing but what it is missing."""
@@ -114,13 +150,15 @@ class PostgresDriver(ReplicaDriver):
     async def look(self) -> ServerFacts:
         """As `ReplicaDriver.look`."""
         try:
-            try:
-                return await self._look()
-            except ServerRefused as refused:
-                if refused.starting:
-                    raise
-                # The session may have ended with the server, and the server be back.
-                return await self._look()
+            # One at a time: a second one would need a session of its own, which takes longer.
+            async with self._looking:
+                try:
+                    return await self._look()
+                except ServerRefused as refused:
+                    if refused.starting:
+                        raise
+                    # The session may have ended with the server, and the server be back.
+                    return await self._look()
         except (OSError, TimeoutError) as error:
             return self._without_answer(error)
 
@@ -131,18 +169,28 @@ class PostgresDriver(ReplicaDriver):
             self._server.write_follow(FollowState())
             self._server.reload()
             return
-        now = await self._tell()
+        if self._ready and self._stood != self._ready and await self._stands(self._ready):
+            return
+        async with self._server.session("agent") as session:
+            now = await self._now(session)
+            if now.recovering and self._stood == now.run:
+                await self._applied(session)
+                return
         if not now.recovering:
             if now.gate.run == now.run and not now.gate.epoch:
                 await self._server.shut("agent", now.gate)
                 return
             await self._server.stop_now()
             now = await self._back(now.run)
-        if self._stood != now.run:
-            await self._stop_streaming()
-            await self._server.shut("agent", GateState())
-            self._stood = now.run
-        await self._applied()
+        await self._stop_streaming(GateState())
+        self._stood = now.run
+
+    async def get_ready(self) -> None:
+        """As `ReplicaDriver.get_ready`. It is shut as for the promotion; sessions end now."""
+        now = await self._tell()
+        if now.recovering and self._ready != now.run:
+            await self._server.shut("agent", _to_promote(now.run))
+            self._ready = now.run
 
     async def drain(self) -> None:
         """As `ReplicaDriver.drain`. Clients are refused until it is over; then sessions end."""
@@ -160,34 +208,41 @@ class PostgresDriver(ReplicaDriver):
     async def save(self, kept: int) -> SavedLoss:
         """As `ReplicaDriver.save`: the files of the log that reach beyond, and what they hold."""
         now = await self._tell()
-        return await save_log(self._server, await self._server.lineage(now.place), kept, now.place)
+        own = await self._server.lineage(now.place, now.segment_bytes)
+        return await save_log(self._server, own, kept, now.place, now.segment_bytes)
 
     async def follow(self, address: str, kept: int) -> None:
         """As `ReplicaDriver.follow`."""
-        self._stood = ""
+        self._stood = self._ready = ""
         self._server.prepare()
         primary = await self._primary(address)
-        if not await self._streams_from(address):
-            await self._approach(address, primary, kept)
+        now: _Now | None = None
+        with suppress(OSError):
+            now = await self._tell()
+        streams = now is not None and now.recovering and now.streams and now.follows == address
+        if not streams:
+            await self._approach(address, primary, kept, now)
         await self._caught_up(primary.goal)
         if self._streams_on:
             self._streams_on = False
             self._count(partial=1)
         self._server.answers_again()
+        if self._server.written_gate().run:
+            # It was to be promoted. From here on nobody but the group's agent may do that.
+            self._server.write_gate(GateState())
         self._server.write_rules(shut=False)
         self._server.reload()
+        if not streams:
+            await self._drop_slots()
 
     async def promote(self, epoch: int) -> None:
         """As `ReplicaDriver.promote`."""
-        now = await self._tell()
-        if not now.recovering and (now.gate.run != now.run or now.gate.epoch):
-            raise ConnectionError("the server is out of recovery and open: it must stand first")
-        if now.recovering and self._stood != now.run:
-            await self._stop_streaming()
-        self._stood = ""
-        # Shut for this run, and nobody's word makes a commit count (F12).
-        await self._server.shut("agent", GateState(run=now.run, nobody=True))
         async with self._server.session("agent") as session:
+            now = await self._now(session)
+            if not now.recovering and (now.gate.run != now.run or now.gate.epoch):
+                raise ConnectionError("the server is out of recovery and open: it must stand first")
+            await self._shut_to_promote(now)
+            self._stood = self._ready = ""
             if now.recovering:
                 await self._leave_recovery(session)
             self._server.fence_start()
@@ -276,13 +331,17 @@ class PostgresDriver(ReplicaDriver):
 
     async def _tell(self) -> _Now:
         async with self._server.session("agent") as session:
-            row = await session.fetchrow(LOOK)
-            assert row is not None
-            self._server.answers_again()
-            return _Now(
-                row["recovering"], row["run"], lsn_of(row["place"] or "0/0"), row["system"],
-                read_state(row["gate"], GateState), row["follows"] or "",
-            )  # fmt: skip
+            return await self._now(session)
+
+    async def _now(self, session: Session) -> _Now:
+        row = await session.fetchrow(TELL)
+        assert row is not None
+        self._server.answers_again()
+        return _Now(
+            row["recovering"], row["run"], lsn_of(row["place"] or "0/0"), row["system"],
+            read_state(row["gate"], GateState), row["follows"] or "", row["streams"],
+            int(row["segment"]),
+        )  # fmt: skip
 
     # to stand
 
@@ -304,26 +363,47 @@ class PostgresDriver(ReplicaDriver):
                 "look at its log, and whether its guard runs"
             ) from None
 
-    async def _stop_streaming(self) -> None:
-        """Follow nobody. It is durable before it takes effect: no restart undoes it (F6)."""
-        state = self._server.write_follow(FollowState())
-        self._server.reload()
-        session = await self._server.loaded("agent", "domicile.follow_stamp", state.stamp)
-        try:
-            async with server_answered("the server"):
-                if await session.fetchval("SELECT current_setting('primary_conninfo')"):
-                    await self._server.take_back(session)
-            async with server_answered("the server"), asyncio.timeout(WORK_S):
-                while await session.fetchval(  # noqa: ASYNC110
-                    "SELECT count(*) FROM pg_stat_wal_receiver"
-                ):
-                    await asyncio.sleep(POLL_S)
-        finally:
-            session.terminate()
+    async def _stands(self, ready: str) -> bool:
+        """Whether the run that is ready to be promoted stands now; False: it is another one.
 
-    async def _applied(self) -> None:
+        Nobody has come in since it was shut.
+        """
+        server = self._server
+        server.write_follow(FollowState())
+        async with server.shutting("agent", _to_promote(ready)) as session:
+            now = await self._now(session)
+            if not now.recovering or now.run != ready:
+                return False
+            await self._unfollowed(session)
+            self._stood = ready
+            return True
+
+    async def _stop_streaming(self, gate: GateState) -> None:
+        """Follow nobody, let nobody in, and apply what was received.
+
+        It is durable before it takes effect: no restart undoes it (F6). All files are written
+        before the server loads them, once.
+        """
+        server = self._server
+        server.write_follow(FollowState())
+        async with server.shutting("agent", gate) as session:
+            await server.end_sessions(session)
+            await self._unfollowed(session)
+
+    async def _unfollowed(self, session: Session) -> None:
+        """Wait until it has let go of its primary, and has applied what it got."""
+        if await session.fetchval("SELECT current_setting('primary_conninfo')"):
+            await self._server.take_back(session)
+        pauses = Pauses()
+        async with asyncio.timeout(WORK_S):
+            while await session.fetchval("SELECT count(*) FROM pg_stat_wal_receiver"):
+                await pauses.one()
+        await self._applied(session)
+
+    async def _applied(self, session: Session) -> None:
         """Wait until all that was received is applied. The log may end with part of an entry."""
-        async with self._server.session("agent") as session, asyncio.timeout(WORK_S):
+        pauses = Pauses()
+        async with asyncio.timeout(WORK_S):
             while True:
                 row = await session.fetchrow(
                     "SELECT pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AS level,"
@@ -336,7 +416,7 @@ class PostgresDriver(ReplicaDriver):
                     await session.execute("SELECT pg_wal_replay_resume()")
                 elif row["level"] or row["waits"]:
                     return
-                await asyncio.sleep(POLL_S)
+                await pauses.one()
 
     # to follow
 
@@ -344,33 +424,16 @@ class PostgresDriver(ReplicaDriver):
         host, _, port = address.rpartition(":")
         login = self._server.login._replace(host=host.strip("[]"), port=int(port))
         async with self._server.session("agent", login=login) as session:
-            row = await session.fetchrow(
-                "SELECT pg_is_in_recovery() AS recovering,"
-                " (SELECT system_identifier::text FROM pg_control_system()) AS system"
-            )
+            row = await session.fetchrow(PRIMARY)
             assert row is not None
             if row["recovering"]:
                 raise ConnectionError(f"{address} is in recovery: nobody can follow it yet")
-            place = await session.fetchrow(
-                "SELECT pg_current_wal_flush_lsn()::text AS place,"
-                " ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint"
-                " AS timeline,"
-                " (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size') AS size"
-            )
-            assert place is not None
-            timeline, goal = int(place["timeline"]), lsn_of(place["place"])
-            history = ""
-            if timeline > 1:
-                history = await session.fetchval(
-                    "SELECT pg_read_file($1)", f"pg_wal/{timeline:08X}.history"
-                )
-            names = await session.fetch("SELECT name FROM pg_ls_waldir()")
+            timeline, goal = int(row["file"][:8], 16), lsn_of(row["place"])
+            kept = await session.fetchrow(LOG, f"{timeline:08X}.history" if timeline > 1 else "")
+            assert kept is not None
+            size = int(row["segment"])
             oldest = min(
-                (
-                    segment_number(one["name"], int(place["size"])) * int(place["size"])
-                    for one in names
-                    if is_segment(one["name"])
-                ),
+                (segment_number(name, size) * size for name in kept["names"] if is_segment(name)),
                 default=goal,
             )
             slot = slot_name(self._server.name)
@@ -383,38 +446,22 @@ class PostgresDriver(ReplicaDriver):
                 "SELECT pg_create_physical_replication_slot($1, true) WHERE NOT EXISTS"
                 " (SELECT FROM pg_replication_slots WHERE slot_name = $1)", slot,
             )  # fmt: skip
-            return _Primary(login, row["system"], goal, lineage(history, timeline, goal), oldest)
+            own = lineage(kept["history"], timeline, goal)
+            return _Primary(login, row["system"], goal, own, oldest)
 
-    async def _streams_from(self, address: str) -> bool:
-        """Whether it follows this primary already."""
-        try:
-            async with self._server.session("agent") as session:
-                return bool(
-                    await session.fetchval(
-                        "SELECT pg_is_in_recovery() AND current_setting('domicile.follows', true)"
-                        " = $1 AND EXISTS (SELECT FROM pg_stat_wal_receiver"
-                        "  WHERE status = 'streaming')",
-                        address,
-                    )
-                )
-        except OSError:
-            return False
-
-    async def _approach(self, address: str, primary: _Primary, kept: int) -> None:
-        """Make the server one that can follow, and have it follow."""
+    async def _approach(self, address: str, primary: _Primary, kept: int, now: _Now | None) -> None:
+        """Make the server one that can follow, and have it follow. `now`: what it is, if known."""
         how = Approach.COPY
         if not await self._hollow():
-            now = await self._tell()
+            now = now or await self._tell()
             if not now.recovering:
                 # Shut, so nobody loses an answer. It ends its log in order and comes back fenced.
                 self._server.fence_start()
                 await self._server.stop_cleanly()
                 now = await self._back(now.run)
             if now.system == primary.system:
-                how = approach(
-                    await self._server.lineage(now.place), primary.lineage, kept=kept,
-                    oldest=primary.oldest,
-                )  # fmt: skip
+                own = await self._server.lineage(now.place, now.segment_bytes)
+                how = approach(own, primary.lineage, kept=kept, oldest=primary.oldest)
         if how is Approach.REWIND and not await self._rewind(address, primary):
             how = Approach.COPY
         if how is Approach.COPY:
@@ -422,7 +469,6 @@ class PostgresDriver(ReplicaDriver):
         self._streams_on = how is Approach.STREAM
         self._server.write_follow(FollowState(address=address))
         self._server.reload()
-        await self._drop_slots()
 
     async def _rewind(self, address: str, primary: _Primary) -> bool:
         """False: what it needs of the log is gone, or it broke off. `replacing` says so then."""
@@ -538,42 +584,45 @@ class PostgresDriver(ReplicaDriver):
 
     # to promote
 
+    async def _shut_to_promote(self, now: _Now) -> None:
+        """Shut for this run, and nobody's word makes a commit count (F12)."""
+        shut = _to_promote(now.run)
+        if not now.recovering:
+            await self._server.shut("agent", shut)
+        elif self._stood != now.run:
+            await self._stop_streaming(shut)
+        elif self._ready != now.run:
+            # All others' sessions have ended, and nobody could begin another one.
+            async with self._server.shutting("agent", shut):
+                pass
+
     async def _leave_recovery(self, session: Session) -> None:
         """By a promotion. The server's own way of waiting for it looks ten times a second only."""
         if not await session.fetchval("SELECT pg_promote(false)"):
             raise ConnectionError("the server did not take the order to promote")
+        pauses = Pauses()
         try:
             async with asyncio.timeout(WORK_S):
-                while await session.fetchval("SELECT pg_is_in_recovery()"):  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_S)
+                while await session.fetchval("SELECT pg_is_in_recovery()"):
+                    await pauses.one()
         except TimeoutError:
             raise ConnectionError(f"the promotion was not done after {WORK_S:.0f} s") from None
 
     async def _mark(self, session: Session, epoch: int) -> None:
-        timeline = await session.fetchval(
+        """Write the mark of this epoch, unless it is there. One question, and one order."""
+        row = await session.fetchrow(
             "SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint"
+            " AS timeline, to_regclass('domicile_failover.history') IS NOT NULL AS marked"
         )
-        async with session.transaction():
-            # Tells it from clients' writes, for those who count what is lost.
-            await session.execute(
-                "SELECT pg_logical_emit_message(true, 'domicile', $1)", str(epoch)
+        assert row is not None
+        # As one text, so it is one transaction.
+        await session.execute(
+            ("" if row["marked"] else MAKE_MARKS)
+            + MARK.format(
+                epoch=int(epoch), timeline=int(row["timeline"]), token=secrets.token_hex(8),
+                kept=KEPT_MARKS,
             )
-            await session.execute(MAKE_MARKS)
-            last = await session.fetchrow(
-                "SELECT epoch, timeline FROM domicile_failover.history ORDER BY number DESC LIMIT 1"
-            )
-            if last is not None and (last["epoch"], last["timeline"]) == (epoch, timeline):
-                return
-            await session.execute(
-                "INSERT INTO domicile_failover.history (epoch, timeline, token)"
-                " VALUES ($1, $2, $3)",
-                epoch, timeline, secrets.token_hex(8),
-            )  # fmt: skip
-            await session.execute(
-                "DELETE FROM domicile_failover.history WHERE number <="
-                " (SELECT max(number) FROM domicile_failover.history) - $1",
-                KEPT_MARKS,
-            )
+        )  # fmt: skip
 
 
 class _Now(NamedTuple):
@@ -583,6 +632,8 @@ class _Now(NamedTuple):
     system: str
     gate: GateState
     follows: str
+    streams: bool
+    segment_bytes: int
 
 
 class _Primary(NamedTuple):
@@ -591,6 +642,11 @@ class _Primary(NamedTuple):
     goal: int
     lineage: Lineage
     oldest: int
+
+
+def _to_promote(run: str) -> GateState:
+    """The gate of a server that nobody opened yet, and whose commits would wait for nobody."""
+    return GateState(run=run, nobody=True)
 
 
 OWN_FILES = ("postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf")

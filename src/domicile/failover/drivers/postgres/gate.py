@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,11 +19,15 @@ from domicile.failover.drivers.postgres.local_server import (
     LOADED_S,
     POLL_S,
     LocalServer,
+    Pauses,
     read_state,
     server_answered,
 )
 from domicile.failover.drivers.postgres.timelines import lsn_of
 from domicile.failover.records import WriteQuorum
+
+if TYPE_CHECKING:
+    from domicile.failover.drivers.postgres.local_server import Session
 
 SHUT_S = 0.4
 """How long a server that was never opened may take to be shut before it is stopped instead."""
@@ -49,10 +54,13 @@ class PostgresGate(ServerGate):
 
     async def unlock(self, epoch: int, run: str, quorum: WriteQuorum | None) -> None:
         """As `ServerGate.unlock`."""
-        now = await self._tell()
-        if now.recovering:
-            raise ConnectionError("the server is in recovery; it is not opened")
-        _check_run(now.run, run)
+        async with self._server.session("guard") as session:
+            now = await self._tell(session)
+            if now.recovering:
+                raise ConnectionError("the server is in recovery; it is not opened")
+            _check_run(now.run, run)
+            # This session is new, so the server has loaded what it shows.
+            since = await self._since_nobody(session) if quorum and now.waits_for_nobody else 0
         if quorum is not None and now.commit in WEAK_COMMITS:
             raise ConnectionError(
                 f"synchronous_commit is {now.commit}: clients would get an answer before a replica "
@@ -65,9 +73,10 @@ class PostgresGate(ServerGate):
         if quorum is None:
             state = msgspec.structs.replace(state, quorum=None, nobody=False)
         elif state.quorum != quorum or state.nobody or overruled:
-            state = await self._use(state, quorum)
+            state = await self._use(state, quorum, since)
         opened = msgspec.structs.replace(state, epoch=epoch)
         if opened != now.gate:
+            # Loaded at once: who comes in waits for the quorum.
             self._server.write_rules(shut=False)
             opened = self._server.write_gate(opened)
             self._server.reload()
@@ -110,7 +119,10 @@ class PostgresGate(ServerGate):
             await self._server.take_back(session)
         try:
             async with asyncio.timeout(LOADED_S):
-                while (await self._tell()).names != standby_names(state):  # noqa: ASYNC110
+                while True:
+                    async with self._server.session("guard") as session:
+                        if (await self._tell(session)).names == standby_names(state):
+                            return
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             await self._server.stop_now()
@@ -118,49 +130,51 @@ class PostgresGate(ServerGate):
                 "synchronous_standby_names is not what Domicile has written: the server is stopped"
             ) from None
 
-    async def _use(self, state: GateState, quorum: WriteQuorum) -> GateState:
-        """Have commits wait for another quorum (F12).
+    async def _use(self, state: GateState, quorum: WriteQuorum, since: int) -> GateState:
+        """What is to be loaded, so that commits wait for another quorum (F12).
 
-        First for nobody. A walsender that still had the set of before might acknowledge by it; each
-        of them shows, by not being synchronous any more, that it has taken nobody over.
+        First they wait for nobody. A walsender that still had the set of before might acknowledge
+        by it; each of them shows, by not being synchronous any more, that it has taken nobody over.
+        `since`: from where on that holds already; 0: it does not.
         """
-        server = self._server
-        if not state.nobody:
-            state = server.write_gate(msgspec.structs.replace(state, nobody=True))
-            server.reload()
-        session = await server.loaded("guard", "domicile.gate_stamp", state.stamp)
-        try:
-            async with server_answered("the server"), asyncio.timeout(LOADED_S):
-                while await session.fetchval(  # noqa: ASYNC110
-                    "SELECT count(*) FROM pg_stat_replication WHERE sync_state <> 'async'"
-                ):
-                    await asyncio.sleep(POLL_S)
-                since = await session.fetchval("SELECT pg_current_wal_insert_lsn()::text")
-        finally:
-            session.terminate()
-        state = server.write_gate(
-            msgspec.structs.replace(state, quorum=quorum, since=lsn_of(since), nobody=False)
-        )
-        server.reload()
-        await self._loaded(state)
-        return state
+        if not since:
+            server = self._server
+            if not state.nobody:
+                state = server.write_gate(msgspec.structs.replace(state, nobody=True))
+                server.reload()
+            session = await server.loaded("guard", "domicile.gate_stamp", state.stamp)
+            try:
+                async with server_answered("the server"):
+                    since = await self._since_nobody(session)
+            finally:
+                session.terminate()
+        return msgspec.structs.replace(state, quorum=quorum, since=since, nobody=False)
 
-    async def _tell(self) -> _Now:
-        async with self._server.session("guard") as session:
-            row = await session.fetchrow(
-                f"SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,"
-                " current_setting('domicile.gate', true) AS gate,"
-                " current_setting('synchronous_standby_names') AS names,"
-                # A session of ours has another value.
-                " (SELECT setting FROM pg_file_settings WHERE name = 'synchronous_commit'"
-                "  ORDER BY seqno DESC LIMIT 1) AS commit"
-            )
-            assert row is not None
-            return _Now(
-                recovering=row["recovering"], run=row["run"],
-                gate=read_state(row["gate"], GateState), names=row["names"],
-                commit=row["commit"] or "",
-            )  # fmt: skip
+    async def _since_nobody(self, session: Session) -> int:
+        """Up to where the log goes once no walsender acknowledges any commit."""
+        pauses = Pauses()
+        async with asyncio.timeout(LOADED_S):
+            while await session.fetchval(
+                "SELECT count(*) FROM pg_stat_replication WHERE sync_state <> 'async'"
+            ):
+                await pauses.one()
+        return lsn_of(await session.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+
+    async def _tell(self, session: Session) -> _Now:
+        row = await session.fetchrow(
+            f"SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,"
+            " current_setting('domicile.gate', true) AS gate,"
+            " current_setting('synchronous_standby_names') AS names,"
+            # A session of ours has another value.
+            " (SELECT setting FROM pg_file_settings WHERE name = 'synchronous_commit'"
+            "  ORDER BY seqno DESC LIMIT 1) AS commit"
+        )
+        assert row is not None
+        return _Now(
+            recovering=row["recovering"], run=row["run"],
+            gate=read_state(row["gate"], GateState), names=row["names"],
+            commit=row["commit"] or "",
+        )  # fmt: skip
 
 
 def _check_run(now: str, run: str) -> None:
@@ -175,3 +189,9 @@ class _Now(msgspec.Struct, frozen=True):
     names: str
     """The `synchronous_standby_names` in force, also if `ALTER SYSTEM` has set it."""
     commit: str
+
+    @property
+    def waits_for_nobody(self) -> bool:
+        """Whether no commit can end in this run, by what is written and by what is in force."""
+        here = self.gate.run == self.run and self.gate.nobody
+        return here and self.names == standby_names(self.gate)

@@ -76,6 +76,9 @@ LEAST_PART = 5
 
 POLL_S = 0.02
 
+FIRST_POLL_S = 0.002
+"""The first pause of a wait for what most often happens soon; later ones grow to `POLL_S`."""
+
 IMMEDIATE_S = 0.3
 """How long a postmaster may take to end its sessions by itself before all are killed."""
 
@@ -136,6 +139,18 @@ def login_of(url: str, what: str) -> Login:
         parts.hostname, parts.port or 5432, unquote(parts.username), unquote(parts.password or ""),
         unquote(parts.path.strip("/")) or "postgres", sslmode,
     )  # fmt: skip
+
+
+class Pauses:
+    """The pauses of one wait: short at first, for what happens soon."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_POLL_S
+
+    async def one(self) -> None:
+        """The next pause."""
+        await asyncio.sleep(self._next_s)
+        self._next_s = min(2 * self._next_s, POLL_S)
 
 
 class LocalServer:
@@ -296,14 +311,14 @@ class LocalServer:
             text = passfile("*", self.feed.user, self.feed.password)
             if self.login.password and self.login.user != self.feed.user:
                 text += passfile("*", self.login.user, self.login.password)
-            self.write("passfile", text)
+            self._keep("passfile", text)
         if not (self.files / "follow.conf").exists():
             self.write_follow(FollowState())
         if not (self.files / "gate.conf").exists():
             self.write_gate(GateState())
         if not (self.files / "hba.conf").exists():
             self.write_rules(shut=True)
-        self.write(
+        self._keep(
             "server.conf",
             server_conf(
                 str(self.own_config()), *(str(self.files / f"{name}.conf")
@@ -357,6 +372,15 @@ class LocalServer:
         finally:
             new.unlink(missing_ok=True)
         sync_folder(self.files)
+
+    def _keep(self, name: str, text: str) -> None:
+        """Have a file of ours say this. One that does is left alone: writing waits for the disk."""
+        try:
+            kept = (self.files / name).read_text()
+        except (FileNotFoundError, ValueError):
+            kept = ""
+        if kept != text:
+            self.write(name, text)
 
     def read_resyncs(self) -> Resyncs:
         """What was counted up to now, also by earlier agents."""
@@ -427,7 +451,7 @@ class LocalServer:
         own = self.own_hba()
         text = own.read_text(errors="replace") if own.exists() else ""
         roles = tuple(dict.fromkeys((self.login.user, self.feed.user)))
-        self.write("hba.conf", own_rules(text, roles) if shut else text)
+        self._keep("hba.conf", own_rules(text, roles) if shut else text)
 
     def fence_start(self) -> None:
         """F3: any start from now on comes up in recovery."""
@@ -524,7 +548,7 @@ class LocalServer:
 
         The server must have loaded the rules that let no others in. Returns when all are gone.
         """
-        roles = [self.login.user, self.feed.user]
+        roles, pauses = [self.login.user, self.feed.user], Pauses()
         while True:
             pid = self.postmaster()
             if pid is None:
@@ -545,7 +569,7 @@ class LocalServer:
                 return
             for one in ended:
                 send(one, signal.SIGTERM)
-            await asyncio.sleep(POLL_S)
+            await pauses.one()
 
     async def run(self, name: str, *args: str, keep: tuple[int, ...] = ()) -> str:
         """Run one of PostgreSQL's programs to its end; its output. `OSError` says what it said."""
@@ -608,15 +632,19 @@ class LocalServer:
         Only a session that began after that has it; the postmaster loads settings and rules in one
         go, before it takes another connection.
         """
+        pauses = Pauses()
         async with asyncio.timeout(LOADED_S):
             while True:
                 session = await self.connect(name)
                 try:
                     async with server_answered("the server"):
-                        found = await session.fetchval("SELECT current_setting($1, true)", setting)
-                        wrong = await session.fetchval(
-                            "SELECT error FROM pg_hba_file_rules WHERE error IS NOT NULL LIMIT 1"
+                        row = await session.fetchrow(
+                            "SELECT current_setting($1, true), (SELECT error"
+                            " FROM pg_hba_file_rules WHERE error IS NOT NULL LIMIT 1)",
+                            setting,
                         )
+                    assert row is not None
+                    found, wrong = row
                 except BaseException:
                     session.terminate()
                     raise
@@ -627,7 +655,7 @@ class LocalServer:
                 if found == stamp:
                     return session
                 session.terminate()
-                await asyncio.sleep(POLL_S)
+                await pauses.one()
 
     async def shut(self, name: str, state: GateState, *, grace_s: float = 0.0) -> None:
         """Let nobody in but the group's own roles, and end all others.
@@ -635,15 +663,24 @@ class LocalServer:
         `grace_s`: what runs may end first, for so long at most. What begins meanwhile is refused
         as a write, so its client knows that it did not run.
         """
+        async with self.shutting(name, state) as session:
+            if grace_s:
+                await self._come_to_rest(session, grace_s)
+            await self.end_sessions(session)
+
+    @asynccontextmanager
+    async def shutting(self, name: str, state: GateState) -> AsyncGenerator[Session, None]:
+        """Let nobody in but the group's own roles; a session that has the files loaded.
+
+        What was written before is loaded with them.
+        """
         self.write_rules(shut=True)
         state = self.write_gate(state)
         self.reload()
         session = await self.loaded(name, "domicile.gate_stamp", state.stamp)
         try:
             async with server_answered("the server"):
-                if grace_s:
-                    await self._come_to_rest(session, grace_s)
-                await self.end_sessions(session)
+                yield session
         finally:
             session.terminate()
 
@@ -665,11 +702,10 @@ class LocalServer:
 
     # the log
 
-    async def lineage(self, end: int) -> Lineage:
-        """Of this server, by the files of its log, which ends at `end`."""
+    async def lineage(self, end: int, size: int) -> Lineage:
+        """Of this server, by the files of its log, which ends at `end`; `size`: of a segment."""
         log = self.data / "pg_wal"
         names = await asyncio.to_thread(os.listdir, log)
-        size = await self.segment_bytes()
         timeline = newest_timeline(names, end, size)
         if not timeline:
             timeline = int((await self.control())["Latest checkpoint's TimeLineID"])
@@ -686,10 +722,6 @@ class LocalServer:
             name.strip(): value.strip()
             for name, _, value in (line.partition(":") for line in said.splitlines())
         }
-
-    async def segment_bytes(self) -> int:
-        """The size of a segment of the log."""
-        return int((await self.control())["Bytes per WAL segment"])
 
 
 def read_state(text: str | None, kind: Callable[[], Made]) -> Made:

@@ -32,9 +32,12 @@ RECORD = re.compile(r"^rmgr: (\S+)\s.*?\btx:\s*(\d+), lsn: .*?desc: (.*)$")
 RELATION = re.compile(r"\brel \d+/\d+/(\d+)")
 
 
-async def save_log(server: LocalServer, own: Lineage, kept: int, end: int) -> SavedLoss:
-    """Copy the files of the log that have [kept, end), and count the commits in it."""
-    size, wal = await server.segment_bytes(), server.data / "pg_wal"
+async def save_log(server: LocalServer, own: Lineage, kept: int, end: int, size: int) -> SavedLoss:
+    """Copy the files of the log that have [kept, end), and count the commits in it.
+
+    `size`: of one of these files.
+    """
+    wal = server.data / "pg_wal"
     names = await asyncio.to_thread(lambda: [one.name for one in wal.iterdir()])
     found, whole = segments_beyond(own, kept, end, size, names)
     if len(found) * size > MOST_LOST_BYTES:
