@@ -14,12 +14,16 @@ once, and the same command goes on where it ended. The losses, always of the pri
 - **frozen**: SIGSTOP of all of that.
 - **cut**: a network that loses all that the machine sends and gets.
 - **planned**: an operator asks for another primary.
+- **following**: the same, with clients of `domicile.failover.clients`; of Domicile's groups only.
 
 A client of each server writes all the time and knows nothing of who is the primary. `gap` is the
 time from the loss to the first acknowledgement of a write that was sent after it; for `planned`,
 where two clients stay with a server as long as it answers, it is the longest time without any
-acknowledgement. `lost` counts acknowledged writes that are gone once the machine is back, `late`
-those that the old primary acknowledged after the new one had acknowledged its first.
+acknowledgement. For `following` each of two clients writes one numbered key after the other through
+`follow_redis` or `follow_asyncpg`: it is the longest time that one of them was without an
+acknowledgement, until all servers follow the new primary. `lost` counts acknowledged writes that
+are gone once the machine is back, `late` those that the old primary acknowledged after the new one
+had acknowledged its first.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from statistics import median
 from time import monotonic
 
 from proving.benchmarks.command import count, run
-from proving.benchmarks.failover_clients import Clients
+from proving.benchmarks.failover_clients import Acked, Clients, Followers
 from proving.benchmarks.failover_groups import Contender, OurGroup, Unable
 from proving.benchmarks.failover_peers import PatroniCluster, SentinelGroup
 from proving.benchmarks.kept import CACHE, Kept, Measured, tell
@@ -56,8 +60,9 @@ TTL_S = 3.0
 LOSSES = {
     "server": "server killed", "machine": "agent and server killed", "frozen": "machine frozen",
     "cut": "network cut", "planned": "planned switchover",
+    "following": "planned switchover, clients that follow",
 }  # fmt: skip
-GOALS_S = {"server": 2.0, "machine": TTL_S + 2.0, "planned": 0.5}
+GOALS_S = {"server": 2.0, "machine": TTL_S + 2.0, "planned": 0.5, "following": 0.5}
 """At p99, of Domicile's."""
 
 
@@ -109,7 +114,11 @@ class Cell:
         return system.kills if self.loss in ("server", "machine") else system.others
 
 
-CELLS = {cell.key: cell for cell in (Cell(system, loss) for loss in LOSSES for system in SYSTEMS)}
+CELLS = {
+    cell.key: cell
+    for cell in (Cell(system, loss) for loss in LOSSES for system in SYSTEMS)
+    if SYSTEMS[cell.system].ours or cell.loss != "following"
+}
 
 
 # measuring
@@ -158,6 +167,42 @@ async def lose(contender: Contender, loss: str) -> Measured:
         }  # fmt: skip
 
 
+async def switch_over(group: OurGroup) -> Measured:
+    """Ask for another primary while clients of the helpers write, and wait for all servers."""
+    primary = await group.whole()
+    async with group.following(STAYERS) as writes, Followers(writes) as clients:
+        await _until(lambda: clients.each_acked(STEADY // STAYERS), "the primary takes writes")
+        failed, struck_at = len(clients.failed), monotonic()
+        await group.strike("planned", primary)
+        after = await group.whole()
+        assert after != primary, "the switchover was reverted"
+        begun = [len(acked) for acked in clients.acked]
+        await _until(
+            lambda: all(len(acked) > n for acked, n in zip(clients.acked, begun, strict=True)),
+            "every client writes again",
+        )
+        await clients.end()
+        for error in clients.failed[failed:]:
+            tell(f"a write failed: {error}")
+        kept = await group.keys(after)
+        acked = [one for each in clients.acked for one in each]
+        return {
+            "gap": longest_wait(clients.acked, struck_at),
+            "lost": sum(one.key not in kept for one in acked), "late": 0, "acked": len(acked),
+            "failed": len(clients.failed) - failed,
+        }  # fmt: skip
+
+
+def longest_wait(acked: Sequence[Sequence[Acked]], struck_at: float) -> float:
+    """The longest time in which a client got no acknowledgement, of what ended after a moment."""
+    return max(
+        after.acked_at - before.acked_at
+        for each in acked
+        for before, after in pairwise(each)
+        if after.acked_at >= struck_at
+    )
+
+
 async def _until(met: Callable[[], bool], what: str) -> None:
     until = monotonic() + LIMIT_S
     while not met():
@@ -173,7 +218,11 @@ async def measured(cell: Cell, runs: int, keep: Callable[[Measured], None]) -> N
         await contender.start()
         for _ in range(runs):
             load = os.getloadavg()[0]
-            told = await lose(contender, cell.loss)
+            if cell.loss == "following":
+                assert isinstance(contender, OurGroup)
+                told = await switch_over(contender)
+            else:
+                told = await lose(contender, cell.loss)
             keep({**told, "load": load, "cpus": os.cpu_count() or 1})
     finally:
         await contender.stop()
@@ -207,7 +256,10 @@ def _row(cell: Cell, rounds: Sequence[Measured]) -> list[str]:
         *(f"{figure:.2f}" for figure in (min(gaps), median(gaps), p99)),
         "" if goal_s is None else f"{goal_s:g}",
         "" if goal_s is None else "met" if p99 <= goal_s else "MISSED",
-        f"{lost:,} of {acked:,}", f"{late:,}", str(failed) if cell.loss == "planned" else "",
+        f"{lost:,} of {acked:,}",
+        # Clients that follow do not know which server has answered.
+        "" if cell.loss == "following" else f"{late:,}",
+        str(failed) if cell.loss in ("planned", "following") else "",
         f"{most:.1f}{' (busy)' if busy(rounds) else ''}",
     ]  # fmt: skip
 

@@ -1,15 +1,16 @@
 """Clients of the failover benchmark: they number their writes, and know nothing of any product.
 
 A session is one connection and never another one behind its user's back. `Probes` write to every
-server at once, so what they see does not depend on how clients find a primary. `Stayers` write to
-one server for as long as it answers: what they are refused is what a program would be refused.
+server at once, so what they see does not depend on how clients find a primary. Clients that stay
+write to one server for as long as it answers: what they are refused is what a program would be
+refused. `Followers` are the exception: each writes by way of a helper of Domicile's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -118,6 +119,7 @@ class Acked:
 
     key: str
     server: int
+    """-1: the client does not know."""
     sent_at: float
     acked_at: float
 
@@ -196,3 +198,59 @@ class Clients:
         if taken:
             self.acked.append(Acked(key, server, sent_at, monotonic()))
         return taken
+
+
+Write = Callable[[str], Awaitable[object]]
+"""Writes one key; any error means that a program's write has failed."""
+
+ANY_NUMBER = 1 << 20
+"""Each client of a helper numbers its keys in a range of its own."""
+
+
+class Followers:
+    """Clients that write by what they are given, from `async with` to its end.
+
+    Each writes one key after the other and goes on after a failure, as a program that reports it.
+    """
+
+    def __init__(self, writes: Sequence[Write]) -> None:
+        self._writes = writes
+        self._tasks: list[asyncio.Task[None]] = []
+        self.acked: list[list[Acked]] = [[] for _ in writes]
+        """Of each client."""
+        self.failed: list[Exception] = []
+
+    async def __aenter__(self) -> Followers:
+        """Begin to write."""
+        for number in range(len(self._writes)):
+            self._tasks.append(asyncio.create_task(self._keep_writing(number)))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End all."""
+        await self.end()
+
+    async def end(self) -> None:
+        """Nothing is written any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+
+    def each_acked(self, least: int) -> bool:
+        """Whether each client had so many writes acknowledged."""
+        return all(len(each) >= least for each in self.acked)
+
+    async def _keep_writing(self, number: int) -> None:
+        for at in itertools.count(number * ANY_NUMBER):
+            key, sent_at = f"w{at:07d}", monotonic()
+            try:
+                await self._writes[number](key)
+            except Exception as error:
+                # Whatever a helper raises is what a program would have to deal with.
+                self.failed.append(error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self.acked[number].append(Acked(key, -1, sent_at, monotonic()))
+            await asyncio.sleep(EVERY_S)

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -23,9 +24,12 @@ from typing import Any, Protocol
 import asyncpg
 import msgspec
 
+from domicile import connect as connect_to_store
 from domicile.backends.wiring import open_whole_store
 from domicile.core.state.txn import At, Committed, Put
 from domicile.errors import StoreError
+from domicile.failover.clients.asyncpg import follow_asyncpg
+from domicile.failover.clients.redis import follow_redis
 from domicile.failover.machine import switching
 from domicile.failover.records import (
     GroupPhase,
@@ -38,7 +42,7 @@ from domicile.failover.records import (
 )
 from domicile.stores.namespace import Namespace
 from domicile.testing.suites.byte_proxy import ByteProxy
-from proving.benchmarks.failover_clients import Connect, postgres, valkey
+from proving.benchmarks.failover_clients import Connect, Write, postgres, valkey
 from proving.etcd_server import EtcdServer, free_ports
 from proving.freezing import freeze
 from proving.postgres_server import NoPostgres, family, programs
@@ -292,6 +296,23 @@ class OurGroup:
             )
             if isinstance(outcome, Committed):
                 return
+
+    @asynccontextmanager
+    async def following(self, number: int) -> AsyncGenerator[list[Write]]:
+        """So many clients of the helpers, each with connections of its own."""
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(connect_to_store(self._etcd.url("bench")))
+            group, writes = client.group(GROUP), list[Write]()
+            for _ in range(number):
+                if self._driver == "valkey":
+                    redis = await stack.enter_async_context(follow_redis(group))
+                    writes.append(partial(redis.set, value="1"))
+                else:
+                    pool = await stack.enter_async_context(
+                        follow_asyncpg(group, user="app", database="postgres", ssl=False)
+                    )
+                    writes.append(partial(pool.execute, "INSERT INTO public.kept VALUES ($1)"))
+            yield writes
 
     async def heal(self, server: int) -> None:
         """As `Contender.heal`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from domicile.failover.replica_settings import replica_settings
 from proving.benchmarks import failover
+from proving.benchmarks.failover_clients import Acked, Followers
 from proving.benchmarks.failover_groups import settings_text
 from proving.benchmarks.report import fill
 
@@ -19,12 +21,15 @@ def runs(*gaps: float, load: float = 0.2, **more: Any) -> list[dict[str, Any]]:
 
 
 def test_every_system_meets_every_loss_and_kills_are_repeated_most() -> None:
-    assert len(failover.CELLS) == len(failover.SYSTEMS) * len(failover.LOSSES)
+    ours = [key for key, system in failover.SYSTEMS.items() if system.ours]
+    of_all = len(failover.SYSTEMS) * (len(failover.LOSSES) - 1)
+    assert len(failover.CELLS) == of_all + len(ours)
+    assert failover.chosen(["following"]) == [f"{key}-following" for key in ours]
     wanted = {key: cell.runs for key, cell in failover.CELLS.items()}
     assert (wanted["valkey-server"], wanted["valkey-machine"], wanted["valkey-cut"]) == (30, 30, 10)
     assert (wanted["sentinel-server"], wanted["patroni-tuned-frozen"]) == (5, 10)
     assert failover.chosen(["sentinel-server"]) == ["sentinel-server"]
-    assert len(failover.chosen(["patroni-"])) == 3 * len(failover.LOSSES)
+    assert len(failover.chosen(["patroni-"])) == 3 * (len(failover.LOSSES) - 1)
 
 
 def test_the_slowest_run_misses_the_goal_and_a_busy_machine_is_named() -> None:
@@ -35,6 +40,50 @@ def test_the_slowest_run_misses_the_goal_and_a_busy_machine_is_named() -> None:
     )
     (row,) = failover.page({"valkey-planned": runs(0.2, 0.3, failed=2)}).splitlines()[2:]
     assert row.endswith("| 0.30 | 0.5 | met | 0 of 200 | 0 | 4 | 0.2 |")
+
+
+def test_clients_that_follow_have_a_row_of_their_own() -> None:
+    told = runs(0.31, 0.42, failed=0)
+    (row,) = failover.page({"postgresql-sync-following": told}).splitlines()[2:]
+    assert row == (
+        "| planned switchover, clients that follow | Domicile, PostgreSQL, sync | 2 of 10 | 0.31 "
+        "| 0.36 | 0.42 | 0.5 | met | 0 of 200 |  | 0 | 0.2 |"
+    )
+
+
+def test_the_longest_wait_is_that_of_one_client_after_the_request() -> None:
+    """Another client's acknowledgements do not cut it short; what ended before does not count."""
+
+    def acked(*times: float) -> list[Acked]:
+        return [Acked(f"w{at}", -1, at - 0.01, at) for at in times]
+
+    first, second = acked(0.0, 2.0, 2.1, 2.6, 2.7), acked(1.9, 2.2, 2.3, 2.4, 2.5, 2.9)
+    assert failover.longest_wait([first, second], 2.05) == pytest.approx(0.5)
+    assert failover.longest_wait([first, second], 1.95) == pytest.approx(2.0)
+    assert failover.longest_wait([second], 2.05) == pytest.approx(0.4)
+
+
+def test_followers_count_what_fails_and_go_on() -> None:
+    async def scenario() -> None:
+        written: list[str] = []
+
+        async def write(key: str) -> None:
+            written.append(key)
+            if len(written) == 3:
+                raise ConnectionResetError("it may have run")
+
+        async with Followers([write, write]) as clients:
+            async with asyncio.timeout(60):
+                while not clients.each_acked(5):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            await clients.end()
+        assert [str(error) for error in clients.failed] == ["it may have run"]
+        acked = [one.key for each in clients.acked for one in each]
+        assert written[2] not in acked
+        assert len(set(written)) == len(written)
+        assert set(acked) <= set(written)
+
+    asyncio.run(scenario())
 
 
 def test_peers_have_no_goal_and_lost_writes_are_counted() -> None:
