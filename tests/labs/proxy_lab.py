@@ -107,8 +107,18 @@ class ProxiedGroup:
     async def write(self, state: GroupState) -> None:
         await self.store.commit([], [Put(state_key("orders"), encode_group_record(state))])
 
-    async def serve(self, name: str, epoch: int) -> None:
+    async def serve(self, name: str, epoch: int, *, opened: bool = True) -> None:
+        """The state names this primary; its agent says so once the guard has opened it."""
+        await self.tell(name, "fenced")
         await self.write(serving(name, epoch))
+        if opened:
+            await self.tell(name, "primary")
+
+    async def tell(self, name: str, role: str) -> None:
+        """A server's agent tells its role."""
+        record = server(name, role=role, address=self.servers[name].address, chain=CHAIN[:2])
+        key = server_key("orders", name, incarnation(name))
+        await self.store.commit([], [Put(key, encode_group_record(record))])
 
     async def elect(self, epoch: int) -> None:
         await self.write(electing(epoch))
@@ -120,14 +130,12 @@ class ProxiedGroup:
                 before, phase=GroupPhase.SWITCHING, candidate=incarnation(to), candidate_server=to
             )
         )
+        await self.tell("s1", "fenced")
 
     async def relocate(self, name: str) -> None:
         """A server is at another address from now on."""
         epoch = self.follower.records.state.epoch if self.follower.records.state else 1
         await self.elect(epoch + 1)
-        record = server(name, role="primary", address=self.servers[name].address, chain=CHAIN[:2])
-        key = server_key("orders", name, incarnation(name))
-        await self.store.commit([], [Put(key, encode_group_record(record))])
         await self.serve(name, epoch + 1)
 
     async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

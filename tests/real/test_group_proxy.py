@@ -144,6 +144,54 @@ def test_a_switchover_that_reverts_cuts_nothing() -> None:
     play(scenario)
 
 
+def test_new_connections_wait_until_the_next_primary_is_open() -> None:
+    """Between its announcement and its opening a server refuses clients, as PostgreSQL does."""
+
+    async def scenario(group: ProxiedGroup) -> None:
+        await group.switch("s2", 1)
+        await until(lambda: group.follower.announced() is None)
+        waiting = asyncio.ensure_future(ask(await group.client(), "one"))
+        await group.serve("s2", 2, opened=False)
+        await until(lambda: group.follower.announced() is not None)
+        later = asyncio.ensure_future(ask(await group.client(), "two"))
+        await until(lambda: group.proxy.connections == 2)
+        version = group.follower.version
+        await group.tell("s2", "fenced")
+        await until(lambda: group.follower.version > version)
+        assert group.servers["s2"].most_sessions == 0
+        await group.tell("s2", "primary")
+        assert (await waiting, await later) == ("s2 one", "s2 two")
+        # Once it was open, a look at it that fails keeps nobody out.
+        version = group.follower.version
+        await group.tell("s2", "down")
+        await until(lambda: group.follower.version > version)
+        assert await ask(await group.client(), "three") == "s2 three"
+
+    play(scenario)
+
+
+def test_a_primary_that_goes_on_is_open_again_before_new_connections_reach_it() -> None:
+    async def scenario(group: ProxiedGroup) -> None:
+        first = await group.client()
+        assert await ask(first, "one") == "s1 one"
+        await group.switch("s2", 1)
+        await until(lambda: group.follower.announced() is None)
+        most = group.servers["s1"].most_sessions
+        await group.serve("s1", 1, opened=False)
+        await until(lambda: group.follower.announced() is not None)
+        waiting = asyncio.ensure_future(ask(await group.client(), "two"))
+        await until(lambda: group.proxy.connections == 2)
+        version = group.follower.version
+        await group.tell("s1", "fenced")
+        await until(lambda: group.follower.version > version)
+        assert group.servers["s1"].most_sessions == most
+        await group.tell("s1", "primary")
+        assert await waiting == "s1 two"
+        assert await ask(first, "three") == "s1 three"
+
+    play(scenario)
+
+
 def test_a_client_that_waits_too_long_is_closed() -> None:
     async def scenario(group: ProxiedGroup) -> None:
         await group.elect(2)

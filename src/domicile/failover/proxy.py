@@ -6,9 +6,10 @@ soon as the state says anything else, all connections to that server are cut, be
 is begun. No byte of a client goes to a second server, because a client's connection ends with the
 one behind it. So a write that a client got acknowledged went to one primary.
 
-While a group elects or switches, new connections wait. During a switchover the open ones stay: the
-primary holds writes back and may serve on. Everything is bounded: connections, their buffers, the
-waits.
+While a group elects or switches, new connections wait, and also from the announcement of a primary
+until its agent tells that the guard has opened it: until then the server may refuse clients. During
+a switchover the open ones stay: the primary holds writes back and may serve on. Everything is
+bounded: connections, their buffers, the waits.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class GroupProxy:
         self._limits = ProxyLimits() if limits is None else limits
         self._server: asyncio.Server | None = None
         self._target: _Target | None = None
+        self._opened: _Target | None = None
+        """The announced primary, once its agent has told that it is open."""
         self._clients: dict[_Client, None] = {}
         self._connecting: TaskSet[None] = TaskSet("domicile-proxy")
         self._changed = asyncio.Event()
@@ -147,10 +150,17 @@ class GroupProxy:
             self._changed.clear()
 
     def _announced(self) -> _Target | None:
+        """The primary that takes clients. A single look at it that fails keeps nobody out."""
         found, state = self._follower.announced(), self._follower.records.state
+        if state is not None and state.phase is not GroupPhase.SERVING:
+            # It is closed now. In the same epoch, it must be opened again.
+            self._opened = None
         if found is None or state is None:
             return None
-        return _Target(state.epoch, found.server, found.address)
+        target = _Target(state.epoch, found.server, found.address)
+        if found.role == "primary":
+            self._opened = target
+        return target if target == self._opened else None
 
     def _stays(self, target: _Target) -> bool:
         """Whether open connections may go on: the state still has that server for that epoch.
