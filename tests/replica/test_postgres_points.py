@@ -261,6 +261,52 @@ def test_who_is_ready_for_promotion_lets_nobody_in(version: int) -> None:
 
 
 @needs(NEWEST)
+@pytest.mark.scenario("FO-15", partial=True)
+def test_what_did_not_wait_for_the_disk_is_handed_over_too() -> None:
+    """F11: a commit without `synchronous_commit` counts, too; the log's writer may be slow."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        with servers.local[0].own_config().open("a") as file:
+            file.write("wal_writer_delay = '10s'\nwal_writer_flush_after = '1GB'\n")
+        servers.local[0].reload()
+        await serve(servers, 1)
+        assert await servers.write(0, "settled")
+        session = await servers.session(0)
+        await session.execute("SET synchronous_commit = off")
+        for number in range(5):
+            assert await servers.write_in(session, f"quick-{number}")
+        await servers.driver(0).drain()
+        await level(servers)
+        await servers.driver(1).stand()
+        assert await servers.values(1) == ["settled", *[f"quick-{number}" for number in range(5)]]
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
+def test_a_drained_server_that_is_locked_feeds_nobody_at_first() -> None:
+    """So no replica gets what the next primary does not have, and must be rewound for it."""
+
+    async def senders(servers: PostgresServers) -> list[int]:
+        session = await servers.session(0, "domicile")
+        return [row["pid"] for row in await session.fetch("SELECT pid FROM pg_stat_replication")]
+
+    async def scenario(servers: PostgresServers) -> None:
+        await serve(servers, 1)
+        await servers.driver(0).drain()
+        (before,) = await senders(servers)
+        await level(servers)
+        await servers.lock(0)
+        assert not lives(before)
+        # Until its agent tells it otherwise, a replica tries again.
+        async with asyncio.timeout(60):
+            while not await senders(servers):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
 def test_what_a_follower_has_not_confirmed_is_seen() -> None:
     async def scenario(servers: PostgresServers) -> None:
         await serve(servers, 1)

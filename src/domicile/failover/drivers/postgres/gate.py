@@ -98,7 +98,9 @@ class PostgresGate(ServerGate):
         with suppress(OSError, TimeoutError):
             written = server.written_gate()
             if not written.epoch:
-                # Promoted, or drained; perhaps only half way.
+                # Promoted, or drained; perhaps only half way. Even reading may write to the log:
+                # no replica shall get what the next primary does not have.
+                server.stop_feeding()
                 async with asyncio.timeout(SHUT_S):
                     await server.shut("guard", written)
                     return

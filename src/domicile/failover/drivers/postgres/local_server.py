@@ -87,6 +87,12 @@ LOADED_S = 5.0
 
 log = logging.getLogger("domicile")
 
+FLUSH = """
+SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+    THEN pg_logical_emit_message(true, 'domicile', 'flush') END
+"""
+"""A commit of ours waits for the disk, and for all that was written before it."""
+
 OUR_SESSIONS = "domicile-"
 """How the names of the sessions of agents and guards begin."""
 
@@ -543,6 +549,13 @@ class LocalServer:
             self.data, ", ".join(CHANGED),
         )  # fmt: skip
 
+    def stop_feeding(self) -> None:
+        """End what sends the log to others. A replica that is not told otherwise asks again."""
+        pid = self.postmaster()
+        for one in [] if pid is None else children(pid):
+            if b"walsender " in _title(one).partition(b"postgres: ")[2]:
+                send(one, signal.SIGTERM)
+
     async def end_sessions(self, session: Session) -> None:
         """End every session that is not the group's, and every connection that is none yet.
 
@@ -661,12 +674,15 @@ class LocalServer:
         """Let nobody in but the group's own roles, and end all others.
 
         `grace_s`: what runs may end first, for so long at most. What begins meanwhile is refused
-        as a write, so its client knows that it did not run.
+        as a write, so its client knows that it did not run. All that ended is on disk then, and so
+        on its way to the replicas, also what did not wait for that.
         """
         async with self.shutting(name, state) as session:
             if grace_s:
                 await self._come_to_rest(session, grace_s)
             await self.end_sessions(session)
+            if grace_s:
+                await session.execute(FLUSH)
 
     @asynccontextmanager
     async def shutting(self, name: str, state: GateState) -> AsyncGenerator[Session, None]:
@@ -762,12 +778,17 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def _title(pid: int) -> bytes:
+    """What a process calls itself; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _helps(pid: int) -> bool:
     """Whether a process of a server is one of its own, by its title; also if it is gone."""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return True
+    title = _title(pid)
     return not title or HELPERS.search(title.partition(b"postgres: ")[2]) is not None
 
 
