@@ -653,3 +653,39 @@ def test_a_frozen_server_is_locked_in_time() -> None:
                 os.kill(pid, signal.SIGCONT)
 
     run_on(NEWEST, scenario)
+
+
+def process_of(server: PostgresServers, number: int, name: str) -> int:
+    """One of a server's own processes."""
+    postmaster = server.local[number].postmaster()
+    assert postmaster is not None
+    return next(
+        pid
+        for pid in children(postmaster)
+        if name in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_commit_is_acknowledged_before_the_server_itself_has_commits_wait(version: int) -> None:
+    """F7, F12: settings that are loaded are not yet in force. The checkpointer puts them in force,
+    and until it has, a commit waits for nobody."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        await servers.driver(0).stand()
+        checkpointer = process_of(servers, 0, "checkpointer")
+        os.kill(checkpointer, signal.SIGSTOP)
+        try:
+            await servers.driver(0).promote(1)
+            facts = await servers.driver(0).look()
+            quorum = WriteQuorum("server-0", ("server-1",), 1)
+            opening = asyncio.create_task(servers.gates[0].unlock(1, facts.run, quorum))
+            done, _ = await asyncio.wait([opening], timeout=2.0)
+            assert not done or not await servers.write(0, "alone", 0.5), "nobody else has it"
+            assert not done
+        finally:
+            os.kill(checkpointer, signal.SIGCONT)
+        await opening
+        assert not await servers.write(0, "alone", 0.5)
+
+    run_on(version, scenario, count=1)

@@ -182,7 +182,7 @@ class PostgresDriver(ReplicaDriver):
                 return
             await self._server.stop_now()
             now = await self._back(now.run)
-        await self._stop_streaming(GateState())
+        await self._stop_streaming(self._shut)
         self._stood = now.run
 
     async def get_ready(self) -> None:
@@ -227,9 +227,10 @@ class PostgresDriver(ReplicaDriver):
             self._streams_on = False
             self._count(partial=1)
         self._server.answers_again()
-        if self._server.written_gate().run:
-            # It was to be promoted. From here on nobody but the group's agent may do that.
-            self._server.write_gate(GateState())
+        written = self._server.written_gate()
+        if written.run or written.nobody != self._shut.nobody:
+            # If it was to be promoted, nobody but the group's agent may do that from here on.
+            self._server.write_gate(self._shut)
         self._server.write_rules(shut=False)
         self._server.reload()
         if not streams:
@@ -342,6 +343,15 @@ class PostgresDriver(ReplicaDriver):
             read_state(row["gate"], GateState), row["follows"] or "", row["streams"],
             int(row["segment"]),
         )  # fmt: skip
+
+    @property
+    def _shut(self) -> GateState:
+        """The gate of a server that follows or stands.
+
+        In synchronous mode commits wait already, although there are none: it takes the server a
+        while to have them wait, and it is not opened before.
+        """
+        return GateState(nobody=self._mode == "sync")
 
     # to stand
 

@@ -16,6 +16,7 @@ from domicile.failover.database_kinds import ServerPlace
 from domicile.failover.driver import ServerGate
 from domicile.failover.drivers.postgres.config_files import WEAK_COMMITS, GateState, standby_names
 from domicile.failover.drivers.postgres.local_server import (
+    FIRST_POLL_S,
     LOADED_S,
     POLL_S,
     LocalServer,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SHUT_S = 0.4
 """How long a server that was never opened may take to be shut before it is stopped instead."""
+
+WAITS = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $1"
 
 RUN = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text"
 """SQL for the id of a run of the server."""
@@ -153,14 +156,50 @@ class PostgresGate(ServerGate):
         return msgspec.structs.replace(state, quorum=quorum, since=since, nobody=False)
 
     async def _since_nobody(self, session: Session) -> int:
-        """Up to where the log goes once no walsender acknowledges any commit."""
+        """Up to where the log goes once commits wait, and no walsender acknowledges any."""
         pauses = Pauses()
+        try:
+            async with asyncio.timeout(LOADED_S):
+                await self._commits_wait(session)
+        except TimeoutError:
+            raise ConnectionError(
+                "the server does not have commits wait for replicas yet; its checkpointer is busy, "
+                "perhaps with a slow disk"
+            ) from None
         async with asyncio.timeout(LOADED_S):
             while await session.fetchval(
                 "SELECT count(*) FROM pg_stat_replication WHERE sync_state <> 'async'"
             ):
                 await pauses.one()
         return lsn_of(await session.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+
+    async def _commits_wait(self, session: Session) -> None:
+        """Wait until the server has commits wait, of which one of our own is the proof.
+
+        That the settings are loaded does not say so: the checkpointer tells all others, once it
+        has done what it is doing. Until then a commit waits for nobody.
+        """
+        pauses = Pauses()
+        async with self._server.session("guard") as other:
+            await other.execute("SET synchronous_commit = on")
+            pid = await other.fetchval("SELECT pg_backend_pid()")
+            while True:
+                # By this prefix it does not count as a client's write.
+                ending = asyncio.create_task(
+                    other.execute("SELECT pg_logical_emit_message(true, 'domicile', 'wait')")
+                )
+                try:
+                    while not ending.done():
+                        if await session.fetchval(WAITS, pid):
+                            return
+                        await asyncio.wait([ending], timeout=FIRST_POLL_S)
+                finally:
+                    if not ending.done():
+                        # It is our own, so nobody takes its end for an acknowledgement.
+                        await session.execute("SELECT pg_cancel_backend($1)", pid)
+                        await asyncio.wait([ending])
+                ending.result()
+                await pauses.one()
 
     async def _tell(self, session: Session) -> _Now:
         row = await session.fetchrow(
