@@ -58,6 +58,14 @@ BACK_S = 30.0
 STREAMS_S = 10.0
 """How long a follower may take to begin streaming before its log is looked at again."""
 
+MOST_PATIENCE = 32
+"""I6: so many times as long it may take in the end. Each time that was too short is doubled: a
+machine that is too slow for one time would else begin anew for ever."""
+
+MOST_LATE = 2
+"""Data that was made for a primary is made anew once it was too late so often: then it may lack
+what the primary has no more."""
+
 WORK_S = 60.0
 """How long one statement of the driver may take."""
 
@@ -116,6 +124,7 @@ SELECT pg_is_in_recovery() AS recovering, {RUN} AS run,
     to_regclass('domicile_failover.history') IS NOT NULL AS marked
 """
 
+LAST_MARK = "SELECT token, timeline FROM domicile_failover.history ORDER BY number DESC LIMIT 1"
 
 TELL = f"""{LOOK.rstrip()},
     EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming') AS streams,
@@ -144,6 +153,10 @@ class PostgresDriver(ReplicaDriver):
         self._resyncs: Resyncs | None = None
         self._streams_on = False
         """Whether the server is to follow with nothing but what it is missing."""
+        self._patience = 1
+        """Of `MOST_PATIENCE`: how many times `STREAMS_S` the server has now."""
+        self._late = 0
+        """How often the server began to stream too late, since its data was made."""
 
     # the port
 
@@ -223,6 +236,7 @@ class PostgresDriver(ReplicaDriver):
         if not streams:
             await self._approach(address, primary, kept, now)
         await self._caught_up(primary.goal)
+        self._patience, self._late = 1, 0
         if self._streams_on:
             self._streams_on = False
             self._count(partial=1)
@@ -276,9 +290,7 @@ class PostgresDriver(ReplicaDriver):
         self._server.answers_again()
         mark = None
         if row["marked"]:
-            mark = await session.fetchrow(
-                "SELECT token, timeline FROM domicile_failover.history ORDER BY number DESC LIMIT 1"
-            )
+            mark = await session.fetchrow(LAST_MARK)
         recovering, run = row["recovering"], row["run"]
         native = f"{row['system']}:{'' if mark is None else mark['token']}"
         if not recovering and mark is not None and mark["timeline"] != row["timeline"]:
@@ -441,6 +453,7 @@ class PostgresDriver(ReplicaDriver):
             timeline, goal = int(row["file"][:8], 16), lsn_of(row["place"])
             kept = await session.fetchrow(LOG, f"{timeline:08X}.history" if timeline > 1 else "")
             assert kept is not None
+            mark = await _last_mark(session)
             size = int(row["segment"])
             oldest = min(
                 (segment_number(name, size) * size for name in kept["names"] if is_segment(name)),
@@ -456,13 +469,20 @@ class PostgresDriver(ReplicaDriver):
                 "SELECT pg_create_physical_replication_slot($1, true) WHERE NOT EXISTS"
                 " (SELECT FROM pg_replication_slots WHERE slot_name = $1)", slot,
             )  # fmt: skip
+            native = f"{row['system']}:{'' if mark is None else mark['token']}"
             own = lineage(kept["history"], timeline, goal)
-            return _Primary(login, row["system"], goal, own, oldest)
+            return _Primary(login, row["system"], native, goal, own, oldest)
 
     async def _approach(self, address: str, primary: _Primary, kept: int, now: _Now | None) -> None:
         """Make the server one that can follow, and have it follow. `now`: what it is, if known."""
         how = Approach.COPY
-        if not await self._hollow():
+        if await self._hollow():
+            if self._server.made_for(primary.native) and self._late < MOST_LATE:
+                # Its data is as it must be, and it only starts late.
+                self._server.write_follow(FollowState(address=address))
+                self._server.reload()
+                return
+        else:
             now = now or await self._tell()
             if not now.recovering:
                 # Shut, so nobody loses an answer. It ends its log in order and comes back fenced.
@@ -499,7 +519,7 @@ class PostgresDriver(ReplicaDriver):
                 log.warning("everything is copied, because %s", error)
                 return False
             _put_back(server, kept)
-            self._started(address)
+            self._started(address, primary)
             self._count(rewound=1)
             return True
 
@@ -525,7 +545,7 @@ class PostgresDriver(ReplicaDriver):
             server.copied.rename(server.data)
             sync_folder(server.data.parent)
             _put_back(server, kept)
-            self._started(address)
+            self._started(address, primary)
             self._count(full=1)
         await self._clear_away()
 
@@ -538,10 +558,12 @@ class PostgresDriver(ReplicaDriver):
         for gone in server.data.parent.glob(f"{server.data.name}.gone-*"):
             await asyncio.to_thread(shutil.rmtree, gone, ignore_errors=True)
 
-    def _started(self, address: str) -> None:
+    def _started(self, address: str, primary: _Primary) -> None:
         """Let the server be started again; it needs its primary's log before it answers."""
+        self._late = 0
         self._server.fence_start()
         self._server.write_follow(FollowState(address=address))
+        self._server.note_made_for(primary.native)
         self._server.write("replacing", CATCHING_UP)
 
     def _counted(self) -> Resyncs:
@@ -573,7 +595,8 @@ class PostgresDriver(ReplicaDriver):
     async def _caught_up(self, goal: int) -> None:
         """FO-02: it has all that the primary had when this began."""
         loop = asyncio.get_running_loop()
-        patience, seen = loop.time() + STREAMS_S, -1
+        patience_s = STREAMS_S * self._patience
+        patience, seen = loop.time() + patience_s, -1
         while True:
             with suppress(OSError):
                 async with self._server.session("agent") as session:
@@ -584,11 +607,14 @@ class PostgresDriver(ReplicaDriver):
                         if row["streams"] and place >= goal:
                             return
                         if row["streams"] or place > seen:
-                            seen, patience = place, loop.time() + STREAMS_S
+                            seen, patience = place, loop.time() + patience_s
                         await asyncio.sleep(POLL_S)
             if loop.time() > patience:
+                self._late += 1
+                self._patience = min(2 * self._patience, MOST_PATIENCE)
                 raise ConnectionError(
-                    f"the server has not begun to stream within {STREAMS_S:.0f} s; its log says why"
+                    f"the server has not begun to stream within {patience_s:.0f} s; its log says "
+                    f"why. It has {STREAMS_S * self._patience:.0f} s the next time"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -649,6 +675,7 @@ class _Now(NamedTuple):
 class _Primary(NamedTuple):
     login: Login
     system: str
+    native: str
     goal: int
     lineage: Lineage
     oldest: int
@@ -687,6 +714,13 @@ def _source(server: LocalServer, login: Login) -> str:
         host=login.host, port=str(login.port), user=login.user, dbname=login.database,
         sslmode=login.sslmode, application_name=server.name, connect_timeout="5",
     )  # fmt: skip
+
+
+async def _last_mark(session: Session) -> Any:
+    """Of the newest promotion; None if there was none."""
+    if await session.fetchval("SELECT to_regclass('domicile_failover.history') IS NULL"):
+        return None
+    return await session.fetchrow(LAST_MARK)
 
 
 async def _followers(session: Session) -> dict[str, int]:

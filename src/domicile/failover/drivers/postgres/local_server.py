@@ -223,6 +223,17 @@ class LocalServer:
         except FileNotFoundError:
             return self.has_data
 
+    def note_made_for(self, native: str) -> None:
+        """Whose log the data needs before the server answers: the id of that history."""
+        self.write("made-for", f"{native}\n")
+
+    def made_for(self, native: str) -> bool:
+        """Whether the data was made to follow this history, and lacks nothing but its log."""
+        try:
+            return self.may_start and (self.files / "made-for").read_text() == f"{native}\n"
+        except FileNotFoundError:
+            return False
+
     def answers_again(self) -> None:
         """It takes sessions, so what it lacked has arrived: its data is whole."""
         if self.replacing.exists() and self.replacing.read_text() == CATCHING_UP:
