@@ -43,6 +43,8 @@ class ServerPlace:
     """The server's data directory, for kinds that make it or repair it."""
     options: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
     """What only this kind knows. A kind refuses an option that it does not know."""
+    answer_s: float = 1.0
+    """How long the server may take to answer before it counts as down: the setting `probe_s`."""
 
 
 class DatabaseKind(Protocol):

@@ -185,7 +185,7 @@ class ReplicaSettings:
         """Where the server is, with its password."""
         return ServerPlace(
             url=self._with_password(), folder=self.state, command=self.command, data=self.data,
-            options=self.options,
+            options=self.options, answer_s=self.probe_s,
         )  # fmt: skip
 
     def group_config(self) -> GroupConfig:

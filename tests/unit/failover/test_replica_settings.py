@@ -62,6 +62,11 @@ def test_a_file_gives_the_settings_and_the_environment_wins(tmp_path: Path) -> N
     assert ReplicaSettings(**WHOLE).ttl_s == 3.0
 
 
+def test_a_server_may_take_as_long_for_an_answer_as_the_settings_say() -> None:
+    assert replica_settings(None, {}, **WHOLE).place().answer_s == 1.0
+    assert replica_settings(None, {}, **WHOLE, ttl_s=20, probe_s=8).place().answer_s == 8.0
+
+
 def test_a_password_comes_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("p@ss\n")
     found = replica_settings(

@@ -23,7 +23,6 @@ from domicile.failover.drivers.postgres.config_files import (
 )
 from domicile.failover.drivers.postgres.gate import RUN
 from domicile.failover.drivers.postgres.local_server import (
-    ANSWER_S,
     CATCHING_UP,
     POLL_S,
     LocalServer,
@@ -276,7 +275,7 @@ class PostgresDriver(ReplicaDriver):
         if eye is None or eye.is_closed():
             eye = await self._server.connect("agent")
         try:
-            async with server_answered("the server"), asyncio.timeout(ANSWER_S):
+            async with server_answered("the server"), asyncio.timeout(self._server.answer_s):
                 facts = await self._facts(eye)
         except BaseException:
             eye.terminate()

@@ -68,9 +68,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     Session = asyncpg.Connection[asyncpg.Record]
 
-ANSWER_S = 1.0
-"""A server that does not answer within this time counts as down."""
-
 LEAST_PART = 5
 """This part of a grace is always waited: clients that are between two statements learn of it."""
 
@@ -179,6 +176,7 @@ class LocalServer:
         self.folder = place.folder.absolute()
         self.files = self.folder / "postgres"
         self.command = place.command
+        self.answer_s = place.answer_s
         self._binaries = place.options.get("binaries", "auto")
         self._name = place.options.get("name", "")
 
@@ -617,11 +615,9 @@ class LocalServer:
 
     # sessions
 
-    async def connect(
-        self, name: str, *, login: Login | None = None, answer_s: float = ANSWER_S
-    ) -> Session:
+    async def connect(self, name: str, *, login: Login | None = None) -> Session:
         """A session of this server, or of another one by its login; `OSError` if there is none."""
-        at = login or self.login
+        at, answer_s = login or self.login, self.answer_s
         async with server_answered(f"{at.host}:{at.port}"), asyncio.timeout(2 * answer_s):
             return await asyncpg.connect(
                 host=at.host, port=at.port, user=at.user, password=at.password or None,
@@ -639,11 +635,11 @@ class LocalServer:
 
     @asynccontextmanager
     async def session(
-        self, name: str, *, login: Login | None = None, answer_s: float = ANSWER_S
+        self, name: str, *, login: Login | None = None
     ) -> AsyncGenerator[Session, None]:
         """A session for a block; what fails in it is an `OSError`."""
         at = login or self.login
-        session = await self.connect(name, login=login, answer_s=answer_s)
+        session = await self.connect(name, login=login)
         try:
             async with server_answered(f"{at.host}:{at.port}"):
                 yield session

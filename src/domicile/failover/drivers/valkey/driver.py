@@ -52,8 +52,8 @@ FOLLOWER_MAY = ("+psync", "+sync", "+replconf", "+ping")
 class ValkeyDriver:
     """One server, by its URL: `redis://user:password@host:port`. `folder` takes what is saved."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self._server = ValkeyServer(url)
+    def __init__(self, url: str, folder: Path, answer_s: float = ANSWER_S) -> None:
+        self._server = ValkeyServer(url, answer_s)
         self._probe = PauseProbe(self._server)
         self._folder = folder
         self._prepared = ""

@@ -104,7 +104,7 @@ class ValkeyKind:
 
     def driver(self, place: ServerPlace, mode: Mode) -> ReplicaDriver:
         """As `DatabaseKind.driver`."""
-        return ValkeyDriver(place.url, place.folder)
+        return ValkeyDriver(place.url, place.folder, place.answer_s)
 
     def gate(self, place: ServerPlace, mode: Mode) -> ServerGate:
         """As `DatabaseKind.gate`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from domicile.failover.drivers.valkey.server import ANSWER_S, ValkeyServer, encode_command
+from domicile.failover.drivers.valkey.server import ValkeyServer, encode_command
 
 QUESTION = ("PFCOUNT", "domicile:held")
 """Reads a key that nobody writes. A pause of writes holds it back, because it may write."""
@@ -35,7 +35,7 @@ class PauseProbe:
 
         `ConnectionError` if the server refuses to tell, `TimeoutError` if it does not answer.
         """
-        async with asyncio.timeout(ANSWER_S), self._turn:
+        async with asyncio.timeout(self._server.answer_s), self._turn:
             asked_now = False
             while True:
                 if not self._asked:

@@ -105,7 +105,7 @@ def _replace(file: Path, content: bytes) -> None:
 class ValkeyServer:
     """One server, by its URL: `redis://user:password@host:port`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, answer_s: float = ANSWER_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "valkey") or not parts.hostname:
             raise ConfigError(
@@ -114,13 +114,14 @@ class ValkeyServer:
         self.host, self.port = parts.hostname, parts.port or 6379
         self.user = unquote(parts.username or "")
         self.password = unquote(parts.password or "")
+        self.answer_s = answer_s
         self._client = self.connect(self.host, self.port)
 
     def connect(self, host: str, port: int) -> Redis:
         """A client of this server, or of another one that takes the same password."""
         return Redis(
             host=host, port=port, username=self.user or None, password=self.password or None,
-            socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S,
+            socket_timeout=self.answer_s, socket_connect_timeout=self.answer_s,
             # Whoever closes the server ends all sessions, also idle ones of ours: once again then.
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionLost,)),
             single_connection_client=False,
@@ -130,7 +131,7 @@ class ValkeyServer:
     async def answered(self) -> AsyncGenerator[None, None]:
         """Errors of the client library become those that the port knows."""
         try:
-            async with asyncio.timeout(2 * ANSWER_S):
+            async with asyncio.timeout(2 * self.answer_s):
                 yield
         except AuthenticationError as error:
             given = "the password" if self.password else "no password: there is no password_file"
@@ -163,7 +164,7 @@ class ValkeyServer:
 
     async def open_stream(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection without a client library; the caller closes it."""
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(self.answer_s):
             reader, writer = await asyncio.open_connection(self.host, self.port)
             if self.password:
                 try:
