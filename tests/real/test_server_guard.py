@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from domicile.errors import ConfigError
+from domicile.failover.guard import server_guard
 from domicile.failover.guard.kernel_timer import NoTimer
 from domicile.failover.guard.line import GuardLine
 from domicile.failover.guard.server_guard import ServerGuard
@@ -62,14 +63,21 @@ class Child:
         self._gate = gate
         self.lives = False
         self.killed = self.stopped = 0
+        self.goes = asyncio.Event()
+        """Whether it ends once it is killed."""
+        self.goes.set()
 
     async def start(self) -> None:
         self.lives, self._gate.hangs = True, False
 
     async def stop(self, *, immediate: bool) -> None:
+        await self.goes.wait()
         self.killed += immediate
         self.stopped += not immediate
         self.lives = self._gate.hangs = False
+        self._gate.open_epoch = 0
+
+    def kill(self) -> None:
         self._gate.open_epoch = 0
 
     async def running(self) -> bool:
@@ -275,6 +283,49 @@ def test_a_server_that_hangs_is_killed_and_started_again() -> None:
             await one.until(lambda: one.child.lives and one.timer.at == 0.0)
             assert not one.gate.open_epoch
         assert one.child.stopped == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_guard_does_not_die_of_a_killed_server_that_is_late_to_go() -> None:
+    """Else a busy machine loses the guard, and all below it, with each lease that ends."""
+
+    async def scenario() -> None:
+        async with guarded() as one:
+            await one.until(lambda: one.child.lives)
+            agent = await one.agent()
+            await agent.open(3, "run", one.clock.now() + 0.5, None)
+            one.gate.hangs = True
+            one.child.goes.clear()
+            try:
+                await one.until(lambda: one.timer.at == 0.0)
+                assert not one.gate.open_epoch
+                assert (one.child.killed, one.child.lives) == (0, True)
+            finally:
+                one.child.goes.set()
+            await one.until(lambda: one.child.killed == 1)
+
+    asyncio.run(scenario())
+
+
+def test_an_order_at_the_deadline_gives_a_server_that_hangs_no_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent whose lease ends asks for that, and the timer would kill the guard meanwhile."""
+    monkeypatch.setattr(server_guard, "LOCK_S", LONG_S)
+
+    async def scenario() -> None:
+        async with guarded() as one:
+            await one.until(lambda: one.child.lives)
+            agent = await one.agent()
+            await agent.open(3, "run", one.clock.now() + 0.5, None)
+            one.gate.hangs = True
+            shutting = asyncio.create_task(agent.shut())
+            try:
+                await one.until(lambda: one.child.killed == 1)
+            finally:
+                monkeypatch.undo()
+            await shutting
 
     asyncio.run(scenario())
 

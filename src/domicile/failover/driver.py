@@ -165,6 +165,11 @@ class ServerProcess(Protocol):
         """Stop the server, and return when it is gone; `immediate`: no last word to anyone (F3)."""
         ...
 
+    def kill(self) -> None:
+        """Send SIGKILL to all that is left of the server, and do not wait for its end: nothing of
+        it runs once this returns."""
+        ...
+
     async def running(self) -> bool:
         """Whether the process lives."""
         ...

@@ -126,6 +126,11 @@ class ChildProcess:
         process.kill()
         await _gone(process)
 
+    def kill(self) -> None:
+        """As `ServerProcess.kill`."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
     async def running(self) -> bool:
         """As `ServerProcess.running`."""
         return self.pid is not None

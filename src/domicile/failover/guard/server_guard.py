@@ -12,6 +12,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,8 @@ class ServerGuard:
         self._socket, self._clock, self._timer = socket, clock, timer
         self._stop_budget_s = stop_budget_s
         self._until = 0.0
+        self._force_at = inf
+        """When a server that is open yet must be killed: before the timer kills this process."""
         self._closed = False
         """Whether the server is known to refuse writes."""
         self._said_open = 0
@@ -192,8 +195,9 @@ class ServerGuard:
 
     async def _close(self, patience_s: float) -> None:
         """Close the server, by force if need be. Returns when it is closed, never before."""
-        until = self._clock.now() + patience_s
+        begun = self._clock.now()
         while True:
+            until = min(begun + patience_s, self._force_at)
             try:
                 # At least a moment each time: a server that was killed must be seen to be gone.
                 async with asyncio.timeout(max(until - self._clock.now(), RETRY_S)):
@@ -202,24 +206,35 @@ class ServerGuard:
             except (OSError, TimeoutError) as error:
                 what = str(error) or "it does not answer"
             forced = self._clock.now() >= until
-            if forced and self._process is not None and await self._process.running():
-                log.error("the server does not close and is killed: %s", what)
-                await self._process.stop(immediate=True)
-                continue
+            if forced and self._process is not None:
+                running = await self._process.running()
+                if running:
+                    log.error("the server does not close and is killed: %s", what)
+                self._process.kill()
+                # Its processes may be late to go, on a busy machine: this one need not die of it.
+                self._disarm()
+                if running:
+                    await self._process.stop(immediate=True)
+                    continue
             if forced:
                 log.error("the server does not close, which is tried again: %s", what)
             await asyncio.sleep(RETRY_S)
         if not self._closed:
             log.info("the server refuses writes")
         self._closed, self._said_open = True, 0
-        self._timer.disarm()
+        self._disarm()
 
     # the deadline
 
     def _arm(self) -> None:
         if not self._closed:
             self._timer.arm(self._until + self._stop_budget_s)
+            self._force_at = self._until + self._stop_budget_s / 2
         self._changed.set()
+
+    def _disarm(self) -> None:
+        self._timer.disarm()
+        self._force_at = inf
 
     async def _keep_the_deadline(self) -> None:
         while True:

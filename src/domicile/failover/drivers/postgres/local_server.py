@@ -534,10 +534,15 @@ class LocalServer:
         busy one would go on, commit and answer. A server that was started meanwhile is left alone:
         it is fenced, and closing would not end if starting went on beside it.
         """
-        while found := left_behind(self.data, postmaster):
-            for one in found:
-                send(one, signal.SIGKILL)
+        while self.kill_left(postmaster):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
+
+    def kill_left(self, postmaster: int) -> bool:
+        """Kill what is there now of the same; whether that was anything."""
+        found = left_behind(self.data, postmaster)
+        for one in found:
+            send(one, signal.SIGKILL)
+        return bool(found)
 
     async def stop_cleanly(self) -> None:
         """Stop the server with its data in order, as `pg_rewind` wants it."""

@@ -69,6 +69,12 @@ class PostgresProcess(ChildProcess):
             await self._server.end_all()
         self._end_watcher()
 
+    def kill(self) -> None:
+        """As `ServerProcess.kill`. First the main process: it starts no other from then on."""
+        postmaster = self.pid or 0
+        super().kill()
+        self._server.kill_left(postmaster)
+
     def _watch(self, postmaster: int) -> None:
         """Have the server's processes ended when this one is gone, whatever became of the first."""
         self._end_watcher()
