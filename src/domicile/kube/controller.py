@@ -271,9 +271,8 @@ class RingController:
         # If it has changed since, the watch brings it again; the pause is for a slow watch.
         gone = await self._member.let_go(kind, one.metadata)
         if gone and self.objects.get(key) is one:
-            del self.objects[
-                key
-            ]  # else the watch was faster than the answer: it may have come back
+            # Else the watch was faster than the answer: the object may have come back.
+            del self.objects[key]
         return None if gone else FIRST_PAUSE_S
 
     async def _look_at(self, key: Key) -> float | None:
