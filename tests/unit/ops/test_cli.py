@@ -142,7 +142,7 @@ def test_help_names_the_exit_codes(command: str) -> None:
 
 
 def test_nobody_else_pays_for_the_command_line() -> None:
-    code = "import sys, domicile, domicile.testing; print(*sys.modules)"
+    code = "import sys, domicile.testing; domicile.Node, domicile.testing.Sim; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = ran.stdout.split()
     assert "domicile.node" in loaded

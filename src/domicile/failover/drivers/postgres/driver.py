@@ -25,9 +25,9 @@ from domicile.failover.drivers.postgres.gate import RUN
 from domicile.failover.drivers.postgres.local_server import (
     CATCHING_UP,
     POLL_S,
+    LengtheningPauses,
     LocalServer,
     Login,
-    Pauses,
     ServerRefused,
     read_state,
     server_answered,
@@ -415,7 +415,7 @@ class PostgresDriver(ReplicaDriver):
         """Wait until it has let go of its primary, and has applied what it got."""
         if await session.fetchval("SELECT current_setting('primary_conninfo')"):
             await self._server.take_back(session)
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         async with asyncio.timeout(WORK_S):
             while await session.fetchval("SELECT count(*) FROM pg_stat_wal_receiver"):
                 await pauses.one()
@@ -423,7 +423,7 @@ class PostgresDriver(ReplicaDriver):
 
     async def _applied(self, session: Session) -> None:
         """Wait until all that was received is applied. The log may end with part of an entry."""
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         async with asyncio.timeout(WORK_S):
             while True:
                 row = await session.fetchrow(
@@ -635,7 +635,7 @@ class PostgresDriver(ReplicaDriver):
         """By a promotion. The server's own way of waiting for it looks ten times a second only."""
         if not await session.fetchval("SELECT pg_promote(false)"):
             raise ConnectionError("the server did not take the order to promote")
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         try:
             async with asyncio.timeout(WORK_S):
                 while await session.fetchval("SELECT pg_is_in_recovery()"):

@@ -19,8 +19,8 @@ from domicile.failover.drivers.postgres.local_server import (
     FIRST_POLL_S,
     LOADED_S,
     POLL_S,
+    LengtheningPauses,
     LocalServer,
-    Pauses,
     read_state,
     server_answered,
 )
@@ -157,7 +157,7 @@ class PostgresGate(ServerGate):
 
     async def _since_nobody(self, session: Session) -> int:
         """Up to where the log goes once commits wait, and no walsender acknowledges any."""
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         try:
             async with asyncio.timeout(LOADED_S):
                 await self._commits_wait(session)
@@ -179,7 +179,7 @@ class PostgresGate(ServerGate):
         That the settings are loaded does not say so: the checkpointer tells all others, once it
         has done what it is doing. Until then a commit waits for nobody.
         """
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         async with self._server.session("guard") as other:
             await other.execute("SET synchronous_commit = on")
             pid = await other.fetchval("SELECT pg_backend_pid()")

@@ -144,7 +144,7 @@ def login_of(url: str, what: str) -> Login:
     )  # fmt: skip
 
 
-class Pauses:
+class LengtheningPauses:
     """The pauses of one wait: short at first, for what happens soon."""
 
     def __init__(self) -> None:
@@ -575,7 +575,7 @@ class LocalServer:
 
         The server must have loaded the rules that let no others in. Returns when all are gone.
         """
-        roles, pauses = [self.login.user, self.feed.user], Pauses()
+        roles, pauses = [self.login.user, self.feed.user], LengtheningPauses()
         while True:
             pid = self.postmaster()
             if pid is None:
@@ -657,7 +657,7 @@ class LocalServer:
         Only a session that began after that has it; the postmaster loads settings and rules in one
         go, before it takes another connection.
         """
-        pauses = Pauses()
+        pauses = LengtheningPauses()
         async with asyncio.timeout(LOADED_S):
             while True:
                 session = await self.connect(name)
