@@ -45,7 +45,10 @@ def test_a_proxy_in_a_process_of_its_own_leads_to_the_primary(tmp_path: Path) ->
         s1, s2 = LineServer("s1"), LineServer("s2")
         for one in (s1, s2):
             await one.start()
-        records = [server(one.name, address=one.address, chain=CHAIN[:2]) for one in (s1, s2)]
+        records = [
+            server(one.name, role="primary", follows="", address=one.address, chain=CHAIN[:2])
+            for one in (s1, s2)
+        ]
         url = await asyncio.to_thread(write, path, values(serving("s1", 1), *records))
         process = await asyncio.to_thread(start, url)
         try:
