@@ -65,6 +65,7 @@ from domicile.stores.commit_log import QueuedCommit
 from domicile.stores.namespace import Namespace
 from domicile.testing.processes.member_signals import pause
 from proving.etcd_server import ROOTS
+from proving.freezing import freeze
 
 GROUP = "orders"
 TTL_S = 3.0
@@ -344,14 +345,24 @@ class ReplicaGroup:
     async def freeze(self, machine: Machine, *of: str) -> list[int]:
         """SIGSTOP, but not while it holds the write lock of a store that is a file.
 
-        The main process of each, which is returned, and then the processes that it has.
+        The main process of each, which is returned, and then the processes that it has. Not those
+        of another one that the guard has started in its place meanwhile.
         """
         file = self._whole.backend.sqlite_file(self.store)
         mains: list[int] = []
         for one in of:
             mains.append(machine.pid(one))
+            if one == "server":
+                # It has no lock of the store. All of it stops before its guard notices.
+                all_of_it = machine.pids(one)
+                machine.stopped += all_of_it
+                await asyncio.to_thread(freeze, *all_of_it)
+                continue
             done: set[int] = set()
-            while left := [pid for pid in machine.pids(one) if pid not in done]:
+            while (found := machine.pids(one))[:1] == mains[-1:]:
+                left = [pid for pid in found if pid not in done]
+                if not left:
+                    break
                 done.add(left[0])
                 machine.stopped.append(left[0])
                 stopped: Any = _Signalled(left[0])
