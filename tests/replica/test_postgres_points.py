@@ -307,6 +307,43 @@ def test_a_drained_server_that_is_locked_feeds_nobody_at_first() -> None:
 
 
 @needs(NEWEST)
+def test_a_write_that_waits_while_the_quorum_changes_does_not_wait_for_the_next_one() -> None:
+    """F12: a sender of the log releases writes only when its replica confirms something."""
+
+    async def scenario(servers: PostgresServers) -> None:
+        with servers.local[1].own_config().open("a") as file:
+            file.write("wal_receiver_status_interval = '1h'\nwal_receiver_timeout = 0\n")
+        with servers.local[0].own_config().open("a") as file:
+            file.write("autovacuum = off\nwal_sender_timeout = 0\n")
+        await serve(servers, 1, quorum=WriteQuorum("server-0", ("server-9",), 1))
+        # Nothing else shall write to the log: neither the promotion's checkpoint, nor this process.
+        admin = await servers.session(0, "domicile")
+        await admin.execute("CHECKPOINT")
+        postmaster = servers.local[0].postmaster()
+        assert postmaster is not None
+        for pid in children(postmaster):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()  # noqa: ASYNC240
+            if b"background writer" in title:
+                os.kill(pid, signal.SIGSTOP)
+        session = await servers.session(0)
+        waiting = asyncio.ensure_future(session.execute("INSERT INTO public.kept VALUES ('one')"))
+        async with asyncio.timeout(60):
+            while "one" not in await servers.values(1):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        # What a change reads for the first time is written to the log, as hints in pages.
+        for name in ("server-8", "server-7", "server-6"):
+            await servers.unlock(0, 1, WriteQuorum("server-0", (name,), 1))
+            await servers.driver(0).look()
+        await level(servers)
+        assert not waiting.done()
+        await servers.unlock(0, 1, WriteQuorum("server-0", ("server-1",), 1))
+        async with asyncio.timeout(60):
+            await waiting
+
+    run_on(NEWEST, scenario)
+
+
+@needs(NEWEST)
 def test_what_a_follower_has_not_confirmed_is_seen() -> None:
     async def scenario(servers: PostgresServers) -> None:
         await serve(servers, 1)

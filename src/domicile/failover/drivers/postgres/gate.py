@@ -35,6 +35,9 @@ SHUT_S = 0.4
 
 WAITS = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $1"
 
+NUDGE = "SELECT pg_logical_emit_message(true, 'domicile', 'quorum')"
+"""An entry of the log; its commit waits for nobody but the own disk."""
+
 RUN = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text"
 """SQL for the id of a run of the server."""
 
@@ -83,7 +86,7 @@ class PostgresGate(ServerGate):
             self._server.write_rules(shut=False)
             opened = self._server.write_gate(opened)
             self._server.reload()
-            await self._loaded(opened)
+            await self._loaded(opened, nudge=quorum is not None)
 
     async def lock(self) -> None:
         """As `ServerGate.lock`."""
@@ -112,8 +115,19 @@ class PostgresGate(ServerGate):
     async def close(self) -> None:
         """Nothing is held between calls."""
 
-    async def _loaded(self, state: GateState) -> None:
-        (await self._server.loaded("guard", "domicile.gate_stamp", state.stamp)).terminate()
+    async def _loaded(self, state: GateState, *, nudge: bool) -> None:
+        """Wait until the server has loaded this. `nudge`: have its replicas confirm something.
+
+        A walsender releases commits only when its replica confirms something. One that confirmed
+        all before the quorum changed would do so again after `wal_receiver_status_interval`, 10 s.
+        """
+        session = await self._server.loaded("guard", "domicile.gate_stamp", state.stamp)
+        try:
+            if nudge:
+                async with server_answered("the server"):
+                    await session.execute(NUDGE)
+        finally:
+            session.terminate()
 
     async def _rule_again(self, state: GateState) -> None:
         """Have the quorum be what was written (F12): what was acknowledged since counts as before.
