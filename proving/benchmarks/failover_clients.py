@@ -215,6 +215,7 @@ class Followers:
 
     def __init__(self, writes: Sequence[Write]) -> None:
         self._writes = writes
+        self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self.acked: list[list[Acked]] = [[] for _ in writes]
         """Of each client."""
@@ -232,6 +233,7 @@ class Followers:
 
     async def end(self) -> None:
         """Nothing is written any more."""
+        self._over = True  # a client library may swallow the cancellation of a write
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -244,6 +246,8 @@ class Followers:
 
     async def _keep_writing(self, number: int) -> None:
         for at in itertools.count(number * ANY_NUMBER):
+            if self._over:
+                return
             key, sent_at = f"w{at:07d}", monotonic()
             try:
                 await self._writes[number](key)
