@@ -205,13 +205,16 @@ class PostgresGate(ServerGate):
                 try:
                     while not ending.done():
                         if await session.fetchval(WAITS, pid):
+                            # It is our own, so nobody takes its end for an acknowledgement.
+                            await session.execute("SELECT pg_cancel_backend($1)", pid)
+                            await asyncio.wait([ending])
                             return
                         await asyncio.wait([ending], timeout=FIRST_POLL_S)
                 finally:
                     if not ending.done():
-                        # It is our own, so nobody takes its end for an acknowledgement.
-                        await session.execute("SELECT pg_cancel_backend($1)", pid)
-                        await asyncio.wait([ending])
+                        # Given up, or the server stands still: nothing is asked of it any more.
+                        other.terminate()
+                        ending.cancel()
                 ending.result()
                 await pauses.one()
 
